@@ -4,7 +4,7 @@ Every error that a user can cause or mend is an `AnchorholdError`. Its message i
 wrong and what to do; the command line prints that line and exits with 2.
 """
 
-__all__ = ["AnchorholdError", "DataError", "ModelError", "RunError", "SettingsError"]
+__all__ = ["AnchorholdError", "DataError", "Interrupted", "ModelError", "RunError", "SettingsError"]
 
 
 class AnchorholdError(Exception):
@@ -25,3 +25,7 @@ class ModelError(AnchorholdError):
 
 class RunError(AnchorholdError):
     """A run folder that cannot be written or resumed, or a training that had to stop."""
+
+
+class Interrupted(AnchorholdError):
+    """The user stopped a training; it was saved, and the message says how to go on."""

@@ -1,0 +1,99 @@
+"""How long work shows itself: a bar where there is a terminal, plain lines where there is none."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+__all__ = ["Console", "Report", "Silent", "duration"]
+
+Advance = Callable[[int, str], None]
+
+
+class Report(Protocol):
+    """What long work tells the outside."""
+
+    def say(self, text: str) -> None:
+        """One line of news."""
+
+    def task(self, name: str, total: int) -> AbstractContextManager[Advance]:
+        """A function to call with how much is done and a short note."""
+
+
+class Silent:
+    """Tells nothing: the default in Python."""
+
+    def say(self, text: str) -> None:
+        return
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Advance]:
+        yield lambda done, note="": None
+
+
+class Console:
+    """Tells everything, on standard error so that results can be piped."""
+
+    EVERY = 10.0  # seconds between plain lines
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def task(self, name: str, total: int) -> Iterator[Advance]:
+        if sys.stderr.isatty():
+            with self._bar(name, total) as advance:
+                yield advance
+        else:
+            yield self._lines(name, total)
+
+    @contextmanager
+    def _bar(self, name: str, total: int) -> Iterator[Advance]:
+        from rich.console import Console as Terminal
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+                   TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
+        with Progress(*columns, console=Terminal(stderr=True)) as progress:
+            task = progress.add_task(name, total=total, rate="", note="")
+            begun, first = time.monotonic(), -1
+
+            def advance(done: int, note: str = "") -> None:
+                nonlocal first
+                first = done if first < 0 else first
+                rate = (done - first) / max(time.monotonic() - begun, 1e-9)
+                progress.update(task, completed=done, rate=f"{rate:.1f}/s" if rate else "", note=note)
+
+            yield advance
+
+    def _lines(self, name: str, total: int) -> Advance:
+        begun = told = time.monotonic()
+        first = -1
+
+        def advance(done: int, note: str = "") -> None:
+            nonlocal told, first
+            first = done if first < 0 else first
+            now = time.monotonic()
+            if done < total and now - told < self.EVERY:
+                return
+            told = now
+            rate = (done - first) / max(now - begun, 1e-9)
+            left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
+            self.say(f"{name}: {done:,} of {total:,}, {rate:,.1f}/s{left}{', ' + note if note else ''}")
+
+        return advance
+
+
+def duration(seconds: float) -> str:
+    """Time in words.
+
+    >>> duration(75), duration(8), duration(7300)
+    ('1 min 15 s', '8 s', '2 h 2 min')
+    """
+    whole = max(round(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

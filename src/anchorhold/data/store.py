@@ -1,0 +1,267 @@
+"""From files to frames on the device: decode once, hold the bytes, crop and flip where the model is."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anchorhold.data.datasets import Split
+from anchorhold.errors import DataError, SettingsError
+from anchorhold.random import Key
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Decoded", "ResidentStore", "Store", "centre_crop", "crop_flip", "decode", "resident"]
+
+_CHUNK = 16  # images a thread takes at once: enough to hide the queue, few enough for a smooth progress bar
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """Images (N, H, W, C), the split they belong to, and "name: reason" for each that was skipped."""
+
+    images: Tensor
+    split: Split
+    skipped: tuple[str, ...] = ()
+
+
+def decode(
+    split: Split,
+    size: int | None,
+    *,
+    workers: int | None = None,
+    on_bad_image: Literal["fail", "skip"] = "fail",
+    progress: Callable[[int, int], None] | None = None,
+) -> Decoded:
+    """All images of a split as one tensor, files as RGB bytes squeezed to exactly size × size.
+
+    Images that are in memory come back as they are, or resized where they are bytes of another size.
+    """
+    if size is not None and size < 1:
+        raise SettingsError(f"images of size {size} do not exist; ask for 1 or more")
+    if on_bad_image not in ("fail", "skip"):
+        raise SettingsError(f"on_bad_image is {on_bad_image!r}; choose fail or skip")
+    if split.paths is None:
+        assert split.images is not None
+        return Decoded(_resized(split.images, size), split)
+    if size is None:
+        raise SettingsError(
+            f"{split.name} is files of any size; say to which size they are resized, such as 256"
+        )
+    paths, total = split.paths, len(split)
+    images = torch.empty((total, size, size, 3), dtype=torch.uint8)
+    rows = images.numpy()
+
+    def work(start: int) -> list[tuple[int, str]]:
+        bad = []
+        for index in range(start, min(start + _CHUNK, total)):
+            try:
+                rows[index] = _pixels(paths[index], size)
+            except Exception as error:  # what a broken file makes Pillow raise is without end
+                bad.append((index, _reason(error)))
+        return bad
+
+    bad: dict[int, str] = {}
+    with ThreadPoolExecutor(workers or os.cpu_count()) as threads:
+        # In order, so that the image an error names does not depend on which thread was first.
+        for done, found in enumerate(threads.map(work, range(0, total, _CHUNK)), start=1):
+            if found and on_bad_image == "fail":
+                threads.shutdown(wait=False, cancel_futures=True)
+                index, reason = found[0]
+                raise DataError(
+                    f"cannot read {paths[index]}: {reason}; mend or remove it, or go on without "
+                    "such images by --on-bad-image skip"
+                )
+            bad.update(found)
+            if progress is not None:
+                progress(min(done * _CHUNK, total), total)
+    skipped = tuple(f"{split.sample(index)}: {reason}" for index, reason in bad.items())
+    if bad:
+        good = torch.ones(total, dtype=torch.bool)
+        good[list(bad)] = False
+        images, split = images[good], split.keep(good)
+    left = len(torch.unique(split.labels))
+    if left < 2:
+        cause = f" after {len(bad)} unreadable images were skipped, the first {skipped[0]}" if bad else ""
+        raise DataError(f"{split.name} has {left} classes left{cause}; it needs at least two")
+    return Decoded(images, split, skipped)
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):  # its own words repeat the path
+        return "not an image"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _pixels(path: Path, size: int) -> Any:
+    """One file as a (size, size, 3) array of bytes."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(path) as file:
+        image = _rgb(_upright(file))
+        if image.size != (size, size):
+            image = image.resize((size, size), Image.Resampling.BILINEAR)
+        return np.asarray(image)
+
+
+def _upright(image: "Image") -> "Image":
+    """The image as the camera was held; a broken EXIF block says nothing about that."""
+    from PIL import Image
+
+    image.load()  # first: some formats know their EXIF only then
+    try:
+        orientation = image.getexif().get(0x0112)
+    except Exception:
+        return image
+    turn = Image.Transpose
+    turns = {
+        2: turn.FLIP_LEFT_RIGHT,
+        3: turn.ROTATE_180,
+        4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_270,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _rgb(image: "Image") -> "Image":
+    """8-bit RGB; alpha is dropped, as most training code does: a model must see what it was trained on."""
+    import numpy as np
+    from PIL import Image
+
+    if image.mode == "F":
+        raise ValueError("its pixels are floats of unknown range, save it with 8 bits")
+    if image.mode.startswith(
+        "I"
+    ):  # Pillow's own conversion would clip 16-bit grey at 255, to nearly all white
+        grey = np.asarray(image)
+        if grey.min() < 0 or grey.max() > 65535:
+            raise ValueError("its pixels have more than 16 bits, save it with 8 bits")
+        return Image.fromarray((grey / 257).round().astype(np.uint8)).convert("RGB")
+    if image.mode in ("P", "PA"):  # a palette with transparency goes by RGBA, or Pillow warns
+        image = image.convert("RGBA")
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _resized(images: Tensor, size: int | None) -> Tensor:
+    """Bytes in memory at size × size; floats are points, not pictures, and stay."""
+    if size is None or images.dtype != torch.uint8 or images.shape[1:3] == (size, size):
+        return images
+    parts = [
+        functional.interpolate(
+            part.permute(0, 3, 1, 2).float(),
+            (size, size),
+            mode="bilinear",
+            antialias=True,
+            align_corners=False,
+        )
+        for part in torch.split(images, 1024)
+    ]
+    return (
+        torch.cat([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts])
+        .permute(0, 2, 3, 1)
+        .contiguous()
+    )
+
+
+class Store(Protocol):
+    """Where frames come from, whatever holds them."""
+
+    def frames(self, plan: Iterable[Tensor]) -> Iterator[Tensor]:
+        """For each 1-D tensor of ids its frames (n, H, W, C) on the device, in the plan's order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ResidentStore:
+    """All frames in memory; those that do not lie on the device are copied to it batch by batch."""
+
+    images: Tensor
+    device: torch.device
+
+    def frames(self, plan: Iterable[Tensor]) -> Iterator[Tensor]:
+        """For each 1-D tensor of ids its frames (n, H, W, C) on the device, in the plan's order."""
+        for ids in plan:
+            ids = ids.to(self.images.device)
+            if self.images.device == self.device:
+                yield self.images.index_select(0, ids)
+            else:
+                # The gathered batch is what must be pinned for a copy that does not wait, not the whole set.
+                pin = self.device.type == "cuda"
+                batch = torch.empty(
+                    (len(ids), *self.images.shape[1:]), dtype=self.images.dtype, pin_memory=pin
+                )
+                torch.index_select(self.images, 0, ids, out=batch)
+                yield batch.to(self.device, non_blocking=pin)
+
+
+def resident(images: Tensor, device: torch.device | str) -> ResidentStore:
+    """The frames on the device, or in host memory where the device has no room for them."""
+    device = torch.device(device)
+    try:
+        held = images.to(device)
+    except torch.cuda.OutOfMemoryError:
+        held = images.cpu()
+        return ResidentStore(held, device)
+    return ResidentStore(held, held.device)  # "cuda" has become "cuda:0" here
+
+
+def _unit(frames: Tensor) -> Tensor:
+    """NHWC frames as NCHW float32 in [0, 1] whose memory stays NHWC (channels last)."""
+    if frames.dtype == torch.uint8:
+        # By a tensor on the device: CUDA multiplies where the divisor is a plain number, one bit off.
+        frames = frames.float().div_(torch.full((), 255.0, device=frames.device))
+    return frames.float().permute(0, 3, 1, 2)
+
+
+def _check(frames: Tensor, size: int) -> None:
+    height, width = frames.shape[1:3]
+    if not 1 <= size <= min(height, width):
+        raise SettingsError(
+            f"a crop of {size} does not fit frames of {height}×{width}; ask for 1 … {min(height, width)}"
+        )
+
+
+def crop_flip(frames: Tensor, size: int | None, key: Key, slots: Tensor, *, flip: bool = True) -> Tensor:
+    """A random crop of each frame, mirrored half of the time; row i depends on `key` and `slots[i]` alone.
+
+    (B, H, W, C) becomes (B, C, size, size), float32 in [0, 1], channels last; no size, no crop.
+    """
+    count, height, width = frames.shape[:3]
+    if len(slots) != count:
+        raise SettingsError(f"{count} frames came with {len(slots)} slots; give one for each")
+    if size is not None:
+        _check(frames, size)
+    tall, wide = (size, size) if size is not None else (height, width)
+    device = frames.device
+    slots = slots.to(device)
+    row = key("top").integers(slots, height - tall + 1).unsqueeze(1) + torch.arange(tall, device=device)
+    column = key("left").integers(slots, width - wide + 1).unsqueeze(1) + torch.arange(wide, device=device)
+    if flip:
+        mirrored = key("flip").uniform(slots) < 0.5
+        column = torch.where(mirrored.unsqueeze(1), column.flip(1), column)
+    batch = torch.arange(count, device=device).reshape(-1, 1, 1)
+    return _unit(frames[batch, row.unsqueeze(2), column.unsqueeze(1)])
+
+
+def centre_crop(frames: Tensor, size: int | None) -> Tensor:
+    """The middle of each frame, in the same format as `crop_flip` gives."""
+    if size is None:
+        return _unit(frames)
+    _check(frames, size)
+    top, left = round((frames.shape[1] - size) / 2), round((frames.shape[2] - size) / 2)
+    return _unit(frames[:, top : top + size, left : left + size].contiguous())

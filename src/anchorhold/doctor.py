@@ -1,0 +1,42 @@
+"""What this machine has, in words: for `anchorhold doctor` and for bug reports."""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+__all__ = ["findings"]
+
+
+def findings() -> Iterator[tuple[str, str]]:
+    """(sign, sentence) for each thing looked at: ✓ is well, ! deserves a look, ✗ must be mended."""
+    yield ("✓" if sys.version_info >= (3, 11) else "✗"), f"Python {platform.python_version()} on {platform.platform()}"
+    for name in ("anchorhold", "torch", "torchvision", "timm", "safetensors", "scikit-learn"):
+        try:
+            yield "✓", f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            yield "✗", f"{name} is not installed; install Anchorhold with pip, which brings it"
+    try:
+        import torch
+    except Exception as error:
+        yield "✗", f"torch does not load: {error}"
+        return
+    yield "✓", f"{os.cpu_count()} CPU cores, torch uses {torch.get_num_threads()} threads"
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16: set train.precision=fp32"
+            yield "✓", f"GPU {index}: {properties.name}, {properties.total_memory / 2**30:.0f} GiB, {bf16}"
+    else:
+        yield "!", "no GPU: digits train in a minute, photographs need one"
+    try:
+        import timm  # torchvision built for another torch fails here, not when it is installed
+
+        yield "✓", f"{len(timm.list_models())} timm backbones"
+    except Exception as error:
+        yield "✗", f"timm does not load ({error}); torch and torchvision must be of matching versions"
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    yield ("✓" if free > 2 else "!"), f"{free:.0f} GiB free where runs are written ({Path.cwd()})"

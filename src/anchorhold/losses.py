@@ -1,0 +1,67 @@
+"""What training minimises: the triplet loss and the contrastive loss.
+
+Both take embeddings as they come (the recipes give unit vectors) and count every distance unsquared. They are
+written out rather than taken from torch, because torch refuses a margin of zero, which ICS needs.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from anchorhold.geometry import Distance, euclidean
+
+__all__ = ["contrastive", "contrastive_terms", "triplet"]
+
+
+def triplet(
+    a: Tensor,
+    p: Tensor,
+    n: Tensor,
+    margin: float = 0.2,
+    distance: Distance = euclidean,
+    reduction: Literal["mean", "sum", "none"] = "mean",
+) -> Tensor:
+    """Triplet loss max(0, d(a, p) - d(a, n) + γ), 001 eq. 1; the mean counts the triplets at zero too.
+
+    >>> a, p, n = torch.tensor([[[0.0]], [[1.0]], [[3.0]]])
+    >>> triplet(a, p, n, margin=2.5), triplet(a, p, n, margin=0)
+    (tensor(0.5000), tensor(0.))
+    """
+    loss = torch.relu(distance(a, p) - distance(a, n) + margin)
+    if reduction == "mean":
+        return loss.mean()
+    return loss.sum() if reduction == "sum" else loss
+
+
+def contrastive_terms(
+    a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0, distance: Distance = euclidean
+) -> tuple[Tensor, Tensor]:
+    """The two sides of the contrastive loss, 003 eq. 3, for each pair: d(a, p) and max(0, α - d(a, n))."""
+    return distance(a, p), torch.relu(margin - distance(a, n))
+
+
+def contrastive(
+    a: Tensor,
+    p: Tensor,
+    n: Tensor,
+    margin: float = 1.0,
+    distance: Distance = euclidean,
+    reduction: Literal["active", "all"] = "active",
+) -> Tensor:
+    """Contrastive loss, 003 eq. 3: matching pairs pay their distance, others what they lack to the margin.
+
+    Two means are in use. `active`, RobRank's: mean d(a, p) + mean of α - d(a, n) over the pairs that are
+    nearer than α, zero when none is. `all`, ADML's: one mean over all pairs, matching or not, together.
+
+    >>> a, p, n = torch.tensor([[[0.0], [0.0]], [[0.5], [0.5]], [[0.6], [9.0]]])
+    >>> contrastive(a, p, n), contrastive(a, p, n, reduction="all")
+    (tensor(0.9000), tensor(0.3500))
+    """
+    pull, push = contrastive_terms(a, p, n, margin, distance)
+    if reduction == "all":
+        return torch.cat([pull, push]).mean()
+    return pull.mean() + push.sum() / (push > 0).sum().clamp(min=1)
+
+
+LOSSES = {"triplet": triplet, "contrastive": contrastive}

@@ -1,0 +1,228 @@
+"""How well a model retrieves: R@k, mAP, mAP@R, mAP@10, NMI.
+
+Definitions, since these names mean different things in different papers. Each query's list is the gallery by
+Euclidean distance, nearest first, equal distances by gallery id, the query's own image left out by identity.
+
+    R@k     at least one of the first k items has the query's label
+    mAP     precision at every relevant item of the whole list, summed, over the number R of relevant items
+    mAP@R   the same sum over the first R items only, over R (Musgrave et al. 2020)
+    mAP@10  the same sum over the first 10 items, over 10 (what RobRank prints as "mAP@R")
+    NMI     normalised mutual information of k-means clusters and labels
+
+All are means over queries, as fractions 0..1. A query whose label is nowhere in the gallery is a miss in R@k
+and mAP@10; it has no mAP and no mAP@R, is left out of those two means and counted in `unmatched`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorhold.errors import DataError
+from anchorhold.geometry import distance_rows
+from anchorhold.random import Key
+
+__all__ = [
+    "Metrics",
+    "average_precision",
+    "evaluate",
+    "kmeans",
+    "nmi",
+    "normalised_mutual_information",
+    "precision_sum",
+    "recall_at",
+    "score_queries",
+]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Clean retrieval scores, as fractions 0..1; see the head of this module for what each one means."""
+
+    r1: float
+    r2: float
+    r4: float
+    map: float
+    map_r: float
+    map_10: float
+    nmi: float | None
+    queries: int
+    unmatched: int  # queries whose label is nowhere in the gallery
+
+    def percent(self) -> dict[str, float]:
+        """The scores by their usual names, in percent."""
+        names = {"r1": "R@1", "r2": "R@2", "r4": "R@4", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
+        scores = {printed: 100 * float(getattr(self, name)) for name, printed in names.items()}
+        return scores if self.nmi is None else scores | {"NMI": 100 * self.nmi}
+
+
+def recall_at(relevant: Tensor, k: int) -> Tensor:
+    """(Q,) whether any of the first k items is relevant; `relevant` is (Q, N), nearest first.
+
+    >>> recall_at(torch.tensor([[False, True, False]]), 2)
+    tensor([True])
+    """
+    return relevant[:, :k].any(1)
+
+
+def precision_sum(relevant: Tensor, depth: Tensor | int) -> Tensor:
+    """(Q,) Σ over the relevant items i among the first `depth` of: precision of the first i items.
+
+    `relevant` is (Q, N), nearest first; `depth` is one number, or one a query.
+
+    >>> precision_sum(torch.tensor([[True, False, True]]), 3)
+    tensor([1.6667], dtype=torch.float64)
+    """
+    # Only hits are looked at: lists are long and hits few, and running sums of whole lists fill the memory.
+    query, position = relevant.nonzero(as_tuple=True)
+    hits = relevant.sum(1)
+    before = hits.cumsum(0) - hits  # hits of all earlier queries
+    nth = torch.arange(1, len(query) + 1, device=query.device) - before[query]
+    reached = position < (depth[query] if isinstance(depth, Tensor) else depth)
+    precision = nth.double() / (position + 1) * reached
+    return precision.new_zeros(len(relevant)).index_add_(0, query, precision)
+
+
+def average_precision(relevant: Tensor, at_r: bool = False) -> Tensor:
+    """(Q,) average precision of whole lists (Q, N), nearest first; with `at_r` of their first R items only.
+
+    NaN where nothing is relevant.
+
+    >>> average_precision(torch.tensor([[True, False, True]]))
+    tensor([0.8333], dtype=torch.float64)
+    >>> average_precision(torch.tensor([[True, False, True]]), at_r=True)
+    tensor([0.5000], dtype=torch.float64)
+    """
+    total = relevant.sum(1)
+    return precision_sum(relevant, total if at_r else relevant.shape[1]) / total
+
+
+@torch.no_grad()
+def score_queries(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    self_ids: Tensor | None = None,
+    chunk: int = 1024,
+) -> dict[str, Tensor]:
+    """Every per-query score of `Metrics` as a (Q,) float64 column; arguments as in `evaluate`."""
+    if (gallery is None) != (gallery_labels is None):
+        raise DataError("a gallery needs labels and labels a gallery; give both, or neither")
+    if gallery is None or gallery_labels is None:
+        gallery, gallery_labels = embeddings, labels
+        self_ids = torch.arange(len(embeddings)) if self_ids is None else self_ids
+    if len(embeddings) != len(labels) or len(gallery) != len(gallery_labels):
+        raise DataError("there must be one label for each embedding, in query and gallery")
+    if not len(embeddings):
+        raise DataError("there are no queries to score; give at least one embedding")
+    labels, gallery_labels = labels.to(gallery.device), gallery_labels.to(gallery.device)
+    parts: list[dict[str, Tensor]] = []
+    for rows, distances in distance_rows(embeddings, gallery, exclude=self_ids, chunk=chunk):
+        match = labels[rows, None] == gallery_labels
+        match &= distances < torch.inf  # not the query's own image
+        relevant = match.gather(1, distances.argsort(stable=True))
+        parts.append(
+            {
+                "r1": recall_at(relevant, 1).double(),
+                "r2": recall_at(relevant, 2).double(),
+                "r4": recall_at(relevant, 4).double(),
+                "map": average_precision(relevant),
+                "map_r": average_precision(relevant, at_r=True),
+                "map_10": precision_sum(relevant, 10) / 10,
+            }
+        )
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def evaluate(
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    self_ids: Tensor | None = None,
+    nmi: bool = False,
+    key: Key | None = None,
+    chunk: int = 1024,
+) -> Metrics:
+    """Clean scores of these embeddings as queries against a gallery, by default each against all others.
+
+    `self_ids` (Q,) is the gallery id of each query's own image, or -1. NMI clusters the queries, from the
+    same start at every call unless a `key` is given.
+
+    >>> e = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
+    >>> evaluate(e, torch.tensor([0, 0, 1, 1])).r1
+    1.0
+    """
+    columns = score_queries(
+        embeddings, labels, gallery=gallery, gallery_labels=gallery_labels, self_ids=self_ids, chunk=chunk
+    )
+    means = {name: float(column.nanmean()) for name, column in columns.items()}
+    clusters = _cluster(embeddings, labels, key or Key.of(0)("nmi")) if nmi else None
+    return Metrics(**means, nmi=clusters, queries=len(labels), unmatched=int(columns["map"].isnan().sum()))
+
+
+def nmi(embeddings: Tensor, labels: Tensor, key: Key) -> float:
+    """NMI of the labels and as many k-means clusters as there are labels, 25 iterations."""
+    return _cluster(embeddings, labels, key)
+
+
+def _cluster(embeddings: Tensor, labels: Tensor, key: Key) -> float:
+    return normalised_mutual_information(kmeans(embeddings, len(_renumber(labels)[1]), key), labels)
+
+
+@torch.no_grad()
+def kmeans(points: Tensor, k: int, key: Key, iterations: int = 25, chunk: int = 4096) -> Tensor:
+    """The cluster (N,) of each point after Lloyd's iterations from k random points, on the points' device."""
+    if not 1 <= k <= len(points):
+        raise DataError(f"cannot make {k} clusters of {len(points)} points; choose k from 1 to {len(points)}")
+    centres = points[key.permutation(len(points), points.device)[:k]]
+    clusters, gaps = _assign(points, centres, chunk)
+    for _ in range(iterations):
+        sizes = clusters.bincount(minlength=k)
+        # In float64, so that the order of addition, which CUDA does not fix, is lost in the rounding.
+        sums = torch.zeros(k, points.shape[1], dtype=torch.float64, device=points.device)
+        sums.index_add_(0, clusters, points.double())
+        centres = (sums / sizes.clamp(min=1).unsqueeze(1)).to(centres.dtype)
+        empty = (sizes == 0).nonzero().squeeze(1)
+        centres[empty] = points[gaps.topk(len(empty)).indices]  # start anew where the fit is worst
+        before, (clusters, gaps) = clusters, _assign(points, centres, chunk)
+        if torch.equal(before, clusters):
+            break
+    return clusters
+
+
+def _assign(points: Tensor, centres: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """The nearest centre of each point, and how far it is."""
+    found = [distances.min(1) for _, distances in distance_rows(points, centres, chunk=chunk)]
+    return torch.cat([part.indices for part in found]), torch.cat([part.values for part in found])
+
+
+def normalised_mutual_information(a: Tensor, b: Tensor) -> float:
+    """Mutual information of two labellings over the mean of their entropies: 2 I(a; b) / (H(a) + H(b)).
+
+    >>> normalised_mutual_information(torch.tensor([0, 0, 1, 1]), torch.tensor([7, 7, 3, 3]))
+    1.0
+    """
+    a, in_a = _renumber(a)
+    b, in_b = _renumber(b.to(a.device))
+    _, in_both = _renumber(a * len(in_b) + b)  # the filled cells only: all k² of them may not fit
+    entropies = _entropy(in_a) + _entropy(in_b)
+    if entropies == 0:
+        return 1.0  # one cluster, one label
+    # I(a; b) = H(a) + H(b) - H(a, b); rounding may leave it a hair outside its bounds.
+    return min(max(2 * (1 - _entropy(in_both) / entropies), 0.0), 1.0)
+
+
+def _renumber(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The labels as 0, 1, 2, …, and how often each occurs."""
+    _, numbers, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    return numbers, counts
+
+
+def _entropy(counts: Tensor) -> float:
+    share = counts.double() / counts.sum()
+    return math.fsum((-share * share.log()).tolist())

@@ -1,0 +1,127 @@
+"""Which networks there are: images of one side in, pooled features out.
+
+Our own nets are for small images and quick runs; every other name is timm's. None of ours has BatchNorm, and
+none pools with a kernel whose gradient is summed in an order that varies from run to run.
+"""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anchorhold.errors import ModelError
+
+__all__ = ["backbone", "is_own", "usual_size"]
+
+
+class _Quadrants(nn.Module):
+    """Mean over each quarter of the map: (B, C, H, W) -> (B, 4C) for any H, W ≥ 1."""
+
+    # The windows of AdaptiveAvgPool2d(2), whose CUDA gradient uses atomics and so differs from run to run.
+    def forward(self, maps: Tensor) -> Tensor:
+        height, width = (maps.shape[-2] + 1) // 2, (maps.shape[-1] + 1) // 2
+        rows, columns = (slice(height), slice(-height, None)), (slice(width), slice(-width, None))
+        return torch.cat([maps[..., r, c].mean((-2, -1)) for r in rows for c in columns], dim=1)
+
+
+class _Flat(nn.Module):
+    """(B, C, H, W) -> (B, features), and a clear word when the images are of another size."""
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.features, self.size = features, size
+
+    def forward(self, maps: Tensor) -> Tensor:
+        flat = maps.flatten(1)
+        if flat.shape[1] != self.features:
+            raise ModelError(
+                f"this backbone was built for images of {self.size}×{self.size} pixels and got another size: "
+                "resize the images, or build it with their size"
+            )
+        return flat
+
+
+def _small(channels: int, size: int) -> tuple[nn.Module, int]:
+    """Three convolutions for images from 8×8 to 28×28: a step in milliseconds on a CPU."""
+    net = nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, stride=2, padding=1),
+        nn.ReLU(),
+        _Quadrants(),
+        nn.Linear(256, 128),
+        nn.ReLU(),
+    )
+    return net, 128
+
+
+def _c2f2(channels: int, size: int) -> tuple[nn.Module, int]:
+    """C2F2 of the papers (`spec/protocol.md` 1.4); the last layer is the embedder's head."""
+    side = size // 2 // 2
+    net = nn.Sequential(
+        nn.Conv2d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        _Flat(64 * side * side, size),
+        nn.Linear(64 * side * side, 1024),
+        nn.ReLU(),
+    )
+    return net, 1024
+
+
+def _mlp(channels: int, size: int) -> tuple[nn.Module, int]:
+    """Two hidden layers on the raw pixels: the quickest net there is, for tests and toys."""
+    inputs = channels * size * size
+    net = nn.Sequential(
+        _Flat(inputs, size),
+        nn.Linear(inputs, 128),
+        nn.ReLU(),
+        nn.Linear(128, 128),
+        nn.ReLU(),
+    )
+    return net, 128
+
+
+_OWN: dict[str, Callable[[int, int], tuple[nn.Module, int]]] = {"small": _small, "c2f2": _c2f2, "mlp": _mlp}
+
+
+def is_own(name: str) -> bool:
+    """Whether a backbone is one of ours, for which no pretrained weights exist."""
+    return name in _OWN
+
+
+def usual_size(name: str) -> int:
+    """The image side a backbone is normally used with: 28 for our own nets, 224 for timm's.
+
+    >>> usual_size("c2f2"), usual_size("resnet18")
+    (28, 224)
+    """
+    return 28 if name in _OWN else 224
+
+
+def backbone(name: str, channels: int = 3, size: int | None = None) -> tuple[nn.Module, int]:
+    """A module that turns images into pooled features (B, F), and F; `size` matters to "c2f2" and "mlp" only.
+
+    >>> net, features = backbone("small", channels=1)
+    >>> net(torch.zeros(2, 1, 8, 8)).shape == (2, features)
+    True
+    """
+    if name in _OWN:
+        return _OWN[name](channels, size or usual_size(name))
+
+    import timm  # a second to import, and not needed for our own nets
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, [*_OWN, *timm.list_models()], n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else "timm.list_models() lists them."
+        raise ModelError(f"there is no backbone {name!r}; {hint}")
+    net: Any = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
+    # num_features counts the last feature map; some nets (MobileNetV3, VGG) have a layer after pooling.
+    return net, int(getattr(net, "head_hidden_size", None) or net.num_features)

@@ -1,0 +1,114 @@
+"""How attack code sees a model: a frozen view, and full precision for whatever is measured."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from anchorhold.errors import ModelError
+
+__all__ = ["Embed", "embed_all", "frozen", "precise"]
+
+Embed = Callable[[Tensor], Tensor]
+"""Images in [0, 1] to embeddings, (B, C, H, W) -> (B, D): all that attack code ever sees of a model."""
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[Embed]:
+    """A view of the model in eval mode whose gradients reach the images and nothing else.
+
+    The view shares memory with the model's tensors, so it is never a stale copy; open a new one after tensors
+    have been replaced. On leaving, every submodule is back in the mode it was in.
+
+    >>> net = nn.Linear(2, 2)
+    >>> x = torch.zeros(1, 2, requires_grad=True)
+    >>> with frozen(net) as embed:
+    ...     embed(x).sum().backward()
+    >>> x.grad is not None, net.weight.grad is None
+    (True, True)
+    """
+    # Flags are put back one by one: train() would undo a submodule that was left in another mode on purpose.
+    modes = [(module, module.training) for module in model.modules()]
+    state = {name: p.detach() for name, p in model.named_parameters()}
+    state |= {name: b.detach() for name, b in model.named_buffers()}
+    open_ = True
+
+    def embed(images: Tensor) -> Tensor:
+        if not open_:
+            raise RuntimeError("this frozen view has ended; open a new one with frozen(model)")
+        out: Tensor = functional_call(model, state, (images,))
+        return out
+
+    try:
+        model.eval()
+        yield embed
+    finally:
+        open_ = False
+        for module, mode in modes:
+            module.training = mode
+
+
+def _precisions() -> list[Any]:
+    """The places where torch keeps how exact fp32 arithmetic has to be; CPUs round to bf16 if told to."""
+    backends: Any = torch.backends
+    return [
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+        backends.mkldnn.rnn,
+    ]
+
+
+def _readable(read: Callable[[], Any]) -> Any:
+    # The old getters raise once precision was set through the new ones; then there is nothing to restore.
+    try:
+        return read()
+    except RuntimeError:
+        return None
+
+
+@contextmanager
+def precise() -> Iterator[None]:
+    """Full fp32: no autocast, no TF32; what was set before is set again afterwards.
+
+    torch keeps two records of this, an old one (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new
+    one (`fp32_precision`), and the old getters raise while the two disagree. Both are set, so that code which
+    runs inside may read either.
+    """
+    places = _precisions()
+    before = [place.fp32_precision for place in places]
+    matmul = _readable(torch.get_float32_matmul_precision)
+    cudnn = _readable(lambda: torch.backends.cudnn.allow_tf32)
+    try:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+        for place in places:
+            place.fp32_precision = "ieee"
+        with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            yield
+    finally:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if cudnn is not None:
+            torch.backends.cudnn.allow_tf32 = cudnn
+        for place, value in zip(places, before):
+            place.fp32_precision = value
+
+
+def embed_all(embed: Embed, batches: Iterable[Tensor]) -> Tensor:
+    """The embeddings of all batches, one after another, without gradient and in full fp32 (float64 stays).
+
+    >>> embed_all(lambda x: 2 * x, [torch.ones(2, 3), torch.ones(1, 3)]).shape
+    torch.Size([3, 3])
+    """
+    # The generator of batches runs under no_grad and precise too: it only loads and moves images.
+    with torch.no_grad(), precise():
+        parts = [embed(images) for images in batches]
+    if not parts:
+        raise ModelError("there are no images to embed: the data set or folder is empty")
+    return torch.cat([part if part.dtype == torch.float64 else part.float() for part in parts])

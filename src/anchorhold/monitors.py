@@ -1,0 +1,102 @@
+"""What is looked at while a model trains: signs of collapse, retrieval on the test split, and under attack."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .attacks.recall import Gallery, attack_recall
+from .data.batches import pair_batches
+from .data.datasets import Split
+from .data.store import Store, centre_crop, crop_flip, decode, resident
+from .console import Report
+from .geometry import distance_matrix, euclidean
+from .metrics import evaluate
+from .model.frozen import embed_all, frozen
+from .perturb.ascend import Budget
+from .perturb.ball import Ball
+from .random import Key
+from .settings import DataSettings
+from .triplets import mine
+
+__all__ = ["Images", "load_images", "recall_under_attack", "retrieval", "separability"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split with its decoded images, and how they are cropped."""
+
+    split: Split
+    store: Store
+    labels: Tensor  # on the device
+    crop: int | None
+    flip: bool
+
+    def augmented(self, plan: list[Tensor], keys: Iterator[Key]) -> Iterator[Tensor]:
+        """Training views of the planned ids: random crop and flip, keyed by the place in the batch."""
+        for frames, key in zip(self.store.frames(plan), keys):
+            slots = torch.arange(len(frames), device=frames.device)
+            yield crop_flip(frames, self.crop, key, slots, flip=self.flip)
+
+    def plain(self, ids: Tensor | None = None, batch: int = 256) -> Iterator[Tensor]:
+        """Test views in order, in batches."""
+        ids = torch.arange(len(self.labels)) if ids is None else ids
+        for frames in self.store.frames(list(ids.split(batch))):
+            yield centre_crop(frames, self.crop)
+
+
+def load_images(split: Split, settings: DataSettings, device: torch.device, report: Report) -> Images:
+    """Decode a split once and keep it in the device's memory (the host's where it does not fit)."""
+    with report.task(f"decoding {split.name}", len(split)) as advance:
+        decoded = decode(split, settings.resize or None, on_bad_image=settings.on_bad_image,
+                         progress=lambda done, total: advance(done, ""))  # fmt: skip
+    if decoded.skipped:
+        report.say(f"skipped {len(decoded.skipped)} unreadable images of {split.name}; first: {decoded.skipped[0]}")
+    labels = decoded.split.labels.to(device)
+    store = resident(decoded.images, device)
+    return Images(decoded.split, store, labels, settings.crop or None, settings.flip)
+
+
+def separability(model: nn.Module, images: Images, key: Key) -> dict[str, float]:
+    """(mean d(a,n) − mean d(a,p)) / d̄ on clean random triplets of one fixed batch (002 section 4.4, decision 9).
+
+    d̄ is the mean distance over all pairs of that batch. Near 0, or with d̄ near 0, the model has collapsed.
+    """
+    (ids, *_) = pair_batches(images.split.labels, 256, key)
+    with frozen(model) as embed:
+        e = embed_all(embed, images.plain(ids))
+    chosen = mine("random", e, images.labels[ids.to(e.device)], key)
+    gap = euclidean(e[chosen.anchor], e[chosen.negative]) - euclidean(e[chosen.anchor], e[chosen.positive])
+    mean = distance_matrix(e, e).sum() / (len(e) * (len(e) - 1))
+    return {"separability": (gap.mean() / mean.clamp(min=1e-12)).item(), "mean_distance": mean.item()}
+
+
+def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:
+    """R@1, R@2 and mAP@R of a split against itself in percent, and its embeddings."""
+    with frozen(model) as embed:
+        gallery = Gallery(embed_all(embed, images.plain()), images.labels)
+    metrics = evaluate(gallery.embeddings, gallery.labels)
+    return {"r1": 100 * metrics.r1, "r2": 100 * metrics.r2, "map_r": 100 * metrics.map_r}, gallery
+
+
+def recall_under_attack(
+    model: nn.Module,
+    images: Images,
+    gallery: Gallery,
+    ball: Ball,
+    budget: Budget,
+    key: Key,
+    queries: int = 0,
+    precision: AbstractContextManager[object] | None = None,
+) -> float:
+    """R@1 in percent when each query is perturbed; a keyed sample of `queries` of them, 0 for all."""
+    total = len(images.labels)
+    own = key("queries").permutation(total)[: queries or total].sort().values
+    kept = 0
+    with frozen(model) as embed, precision or nullcontext():
+        for ids, views in zip(own.split(256), images.plain(own)):
+            here = ids.to(views.device)
+            kept += int(attack_recall(embed, views, images.labels[here], here, gallery, ball, budget, key).sum())
+    return 100 * kept / len(own)

@@ -1,0 +1,244 @@
+"""The one loop that finds perturbations.
+
+A *unit* is what is attacked together and has V views: one image in an attack, the three of a triplet in hardness
+manipulation. The loop climbs an objective of the units' embeddings by steepest steps inside a ball. It takes
+gradients with respect to images only and never touches a parameter's `.grad`.
+
+A unit whose goal is met has, under a hinged separable objective and momentum-free steps, exactly zero gradient
+and cannot move again. It leaves the batch, and the result is the same as if it had stayed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import SettingsError
+from ..random import Key
+from ..settings import check
+from .ball import Ball
+
+__all__ = ["Ascent", "Budget", "Objective", "ascend"]
+
+Goal = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is climbed. Each function takes the embeddings (U', V, D) of some units and their positions (U',) in
+    the original batch; constants are looked up by position, never assumed aligned."""
+
+    value: Goal  # one number a unit, or one scalar where the objective couples the units
+    done: Goal | None = None  # separable and hinged: which units met their goal, so have zero gradient
+    first: Goal | None = None  # climbed in the first step from a zero start where `value` is stationary there
+    coupled: bool = False
+
+    def __post_init__(self) -> None:
+        check(not (self.coupled and self.done), "a coupled objective ends for the whole batch: it has no `done`")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much work is spent on a unit, and how."""
+
+    steps: int = 8
+    alpha: float = 1 / 255  # length of a step
+    start: Literal["zero", "random"] = "zero"
+    restarts: int = 1  # later ones start at random and run for units that have not met their goal
+    keep: Literal["last", "best"] = "last"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how alpha falls over the steps
+    drop: bool = True  # let units that are done leave; off only to show that it changes nothing
+
+    def __post_init__(self) -> None:
+        check(self.steps >= 0, f"steps must not be negative, got {self.steps}")
+        check(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
+        check(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
+
+    @property
+    def weighs(self) -> bool:
+        """Whether iterates are compared, so that the last one must be measured too."""
+        return self.keep == "best" or self.restarts > 1
+
+    def length(self, step: int) -> float:
+        """The length of a step; linear and cosine fall from alpha towards 0."""
+        share = step / max(self.steps, 1)
+        if self.schedule == "linear":
+            return self.alpha * (1 - share)
+        if self.schedule == "cosine":
+            return float(self.alpha * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * share)).item()))
+        return self.alpha
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """The perturbed units and what it took."""
+
+    images: Tensor  # (U, V, …), views that do not move as they were
+    value: Tensor | None  # (U,) reached objective, where it was measured (best iterate or restarts)
+    image_steps: int  # images that went forward and back, summed over steps
+    active: list[int] = field(default_factory=list)  # units still climbing, at each step of the first start
+
+
+def ascend(
+    embed: Callable[[Tensor], Tensor],
+    images: Tensor,
+    objective: Objective,
+    ball: Ball,
+    budget: Budget,
+    moves: tuple[bool, ...] | None = None,
+    *,
+    key: Key | None = None,
+    ids: Tensor | None = None,
+    batch: int | None = None,
+) -> Ascent:
+    """Climb `objective` from `images` (U, V, …) inside `ball`; `moves` says which views may move.
+
+    `key` and `ids` (U,) determine random starts. `batch` units are attacked at a time; with a separable
+    objective that changes nothing but memory.
+    """
+    units, views = images.shape[:2]
+    moves = moves or (True,) * views
+    check(len(moves) == views and any(moves), f"{views} views and moves = {moves}: say for each, and move one")
+    if objective.coupled and (batch or units) < units:
+        raise SettingsError("a coupled objective sees the whole batch at once; leave `batch` out")
+    if objective.coupled and (budget.keep == "best" or budget.restarts > 1):
+        raise SettingsError("a coupled objective has no value per unit: keep = last and one start")
+    if key is None and (budget.start == "random" or budget.restarts > 1):
+        raise SettingsError("random starts need a key")
+    positions = torch.arange(units, device=images.device)
+    ids = positions if ids is None else ids
+    size = batch or max(units, 1)
+    parts = [
+        _attack(embed, images[s], objective, ball, budget, moves, positions[s], ids[s], key)
+        for s in (slice(i, i + size) for i in range(0, units, size))
+    ]
+    if not parts:
+        return Ascent(images.clone(), None, 0, [0] * budget.steps)
+    values = [part.value for part in parts if part.value is not None]
+    return Ascent(
+        torch.cat([part.images for part in parts]),
+        torch.cat(values) if values else None,
+        sum(part.image_steps for part in parts),
+        [sum(counts) for counts in zip(*(part.active for part in parts))],
+    )
+
+
+def _attack(
+    embed: Callable[[Tensor], Tensor],
+    images: Tensor,
+    objective: Objective,
+    ball: Ball,
+    budget: Budget,
+    moves: tuple[bool, ...],
+    positions: Tensor,
+    ids: Tensor,
+    key: Key | None,
+) -> Ascent:
+    """All starts of one batch of units; a later start is for survivors and replaces what it beats."""
+    moving = [v for v, moved in enumerate(moves) if moved]
+    resting = [v for v, moved in enumerate(moves) if not moved]
+    clean = images[:, moving]
+    with torch.no_grad():
+        rest = _views(embed, images[:, resting]) if resting else None
+
+    def embed_units(x: Tensor, rows: Tensor) -> Tensor:
+        moved = _views(embed, x)
+        if rest is None:
+            return moved
+        everything = moved.new_empty(len(x), len(moves), moved.shape[-1])
+        everything[:, moving] = moved
+        everything[:, resting] = rest[rows].to(moved.dtype)
+        return everything
+
+    best = clean.clone()
+    level = torch.full((len(clean),), -torch.inf, device=clean.device, dtype=torch.float64)
+    met = torch.zeros(len(clean), dtype=torch.bool, device=clean.device)
+    work, active = 0, []
+    for attempt in range(budget.restarts):
+        rows = torch.nonzero(~met).squeeze(1)
+        if not len(rows):
+            break
+        first = objective.first if attempt == 0 and budget.start == "zero" else None
+        origin = clean[rows]
+        if budget.start == "random" or attempt > 0:
+            assert key is not None
+            x = ball.start(origin, key("start", attempt), ids[rows])
+        else:
+            x = origin.clone()
+        climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions)
+        work += climb.work
+        active = active or climb.active
+        if budget.restarts == 1:
+            best, level = climb.x, climb.level
+        else:
+            better = (climb.level > level[rows]) | climb.met
+            best[rows[better]], level[rows[better]] = climb.x[better], climb.level[better]
+            met[rows[climb.met]] = True
+    result = images.clone()
+    result[:, moving] = best
+    return Ascent(result, level if budget.weighs else None, work, active)
+
+
+@dataclass
+class _Climb:
+    """One start: where the moving views arrived, how high, which units met their goal, what it took."""
+
+    x: Tensor
+    level: Tensor
+    met: Tensor
+    work: int = 0
+    active: list[int] = field(default_factory=list)
+
+
+def _climb(
+    embed_units: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    origin: Tensor,
+    objective: Objective,
+    ball: Ball,
+    budget: Budget,
+    first: Goal | None,
+    rows: Tensor,
+    positions: Tensor,
+) -> _Climb:
+    """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led."""
+    met = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    level = torch.full((len(x),), -torch.inf, device=x.device, dtype=torch.float64)
+    out = _Climb(x.clone() if budget.keep == "best" else x, level, met)
+    active = torch.arange(len(x), device=x.device)
+    for step in range(budget.steps + budget.weighs):
+        looking = step == budget.steps
+        if not looking:
+            out.active.append(len(active))
+        if not len(active):
+            continue
+        here = x[active].requires_grad_(not looking)
+        where = positions[rows[active]]
+        opening = first is not None and step == 0
+        with torch.set_grad_enabled(not looking):
+            embeddings = embed_units(here, rows[active])
+            value = first(embeddings, where) if first is not None and opening else objective.value(embeddings, where)
+        if budget.weighs and not opening:
+            height = value.detach().double()
+            better = height > level[active] if budget.keep == "best" else torch.ones_like(height, dtype=torch.bool)
+            level[active[better]] = height[better]
+            if budget.keep == "best":
+                out.x[active[better]] = here.detach()[better]
+        done = objective.done(embeddings.detach(), where) if objective.done else None
+        if done is not None:
+            met[active[done]] = True
+        if looking:
+            break
+        (gradient,) = torch.autograd.grad(value.sum(), here)
+        out.work += len(active) * x.shape[1]
+        x[active] = ball.project(ball.step(here.detach(), gradient, budget.length(step)), origin[active])
+        if done is not None and budget.drop:
+            active = active[~done]
+    return out
+
+
+def _views(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Embeddings (U, V, D) of images (U, V, …)."""
+    return embed(images.flatten(0, 1)).unflatten(0, images.shape[:2])

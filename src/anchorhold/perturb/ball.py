@@ -1,0 +1,59 @@
+"""Where a perturbed image may lie: within ε of the clean one, and within the range of pixels."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..random import Key
+from ..settings import check
+
+__all__ = ["Ball"]
+
+
+@dataclass(frozen=True)
+class Ball:
+    """{x : ‖x − clean‖ ≤ ε, low ≤ x ≤ high}, for each image of a (units, views, …) tensor on its own."""
+
+    eps: float
+    norm: Literal["linf", "l2"] = "linf"
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        check(self.norm in ("linf", "l2"), f"norm {self.norm!r}; there are: linf, l2")
+        check(self.eps >= 0, f"ε must not be negative, got {self.eps}")
+
+    def project(self, x: Tensor, clean: Tensor) -> Tensor:
+        """The nearest point of the ball (Linf); for L2 a point of it on the way to the centre."""
+        if self.norm == "linf":
+            x = torch.minimum(torch.maximum(x, clean - self.eps), clean + self.eps)
+        else:
+            shift = x - clean
+            x = clean + shift * (self.eps / _length(shift).clamp(min=self.eps or 1.0))
+        # Clean images lie in the range, so clamping moves towards them and never out of the ball.
+        return x.clamp(self.low, self.high)
+
+    def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
+        """The steepest step of length `size` in this norm; no gradient, no move."""
+        if self.norm == "linf":
+            return x + size * gradient.sign()
+        return x + size * gradient / _length(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
+
+    def start(self, clean: Tensor, key: Key, ids: Tensor) -> Tensor:
+        """A random point of the ball for each image, uniform in Linf and uniform by volume in L2."""
+        shape = clean.shape[1:]
+        if self.norm == "linf":
+            shift = (2 * key.uniform(ids, shape, clean.dtype) - 1) * self.eps
+        else:
+            direction = key("direction").normal(ids, shape, clean.dtype)
+            pixels = direction[0, 0].numel() if len(direction) else 1
+            radius = key("radius").uniform(ids, (shape[0],)).pow(1 / pixels).to(clean.dtype)
+            shift = direction / _length(direction) * self.eps * radius.reshape(*radius.shape, *[1] * (len(shape) - 1))
+        return self.project(clean + shift, clean)
+
+
+def _length(x: Tensor) -> Tensor:
+    """L2 norm of each image of a (units, views, …) tensor, shaped to broadcast."""
+    return x.flatten(2).norm(dim=2).reshape(*x.shape[:2], *[1] * (x.ndim - 2))

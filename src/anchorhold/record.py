@@ -1,0 +1,181 @@
+"""A run is a folder, and nothing in it is ever half written.
+
+    run.json            settings, seed, versions, commit, data fingerprint, every number at the end
+    metrics.jsonl       one line per epoch
+    last.safetensors    model, optimiser and defence state; previous.safetensors is the one before
+    model.safetensors   the export
+
+Files are written under a temporary name, flushed to the disk and renamed. No pickle is read or written.
+"""
+
+import errno
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Iterator
+
+import torch
+from torch import Tensor
+
+from .errors import RunError
+
+__all__ = ["Run", "SCHEMA", "atomic", "provenance"]
+
+SCHEMA = "anchorhold.run/1"
+
+
+@contextmanager
+def atomic(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path` when the block ends well, and vanishes when it does not."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        # safetensors reports the system's error as text of its own, so the text is looked at as well.
+        if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
+            raise RunError(f"the disk is full: {path} was not written, what was there before is intact; "
+                           f"free some space, then `anchorhold resume {path.parent}`") from None  # fmt: skip
+        if isinstance(error, PermissionError):
+            raise RunError(f"no permission to write {path}; choose another --out") from None
+        raise
+
+
+class Run:
+    """A run folder, to write to and to read from."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, path: str | Path, info: Mapping[str, Any], *, replace: bool = False) -> "Run":
+        """A new run folder; one that holds a run already is refused unless it may be replaced."""
+        run = cls(path)
+        if (run.path / "run.json").exists() and not replace:
+            raise RunError(f"{run.path} holds a run already; `anchorhold resume {run.path}` goes on with it, "
+                           "or choose another --out")  # fmt: skip
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the run folder {run.path}: {error.strerror}") from None
+        for name in ("last", "previous", "model"):
+            (run.path / f"{name}.safetensors").unlink(missing_ok=True)
+        (run.path / "metrics.jsonl").unlink(missing_ok=True)
+        run.write_json({"schema": SCHEMA, **info})
+        return run
+
+    # run.json
+
+    def write_json(self, info: Mapping[str, Any]) -> None:
+        with atomic(self.path / "run.json") as temporary:
+            temporary.write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def read_json(self) -> dict[str, Any]:
+        try:
+            info: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(f"{self.path} is not a run folder: it has no run.json") from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.path / 'run.json'}: {error}") from None
+        if info.get("schema") != SCHEMA:
+            raise RunError(f"{self.path / 'run.json'} has schema {info.get('schema')!r}; this version reads {SCHEMA}")
+        return info
+
+    def update_json(self, **fields: Any) -> None:
+        self.write_json({**self.read_json(), **fields})
+
+    # metrics.jsonl
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        try:
+            with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from None
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete lines; the last one may be torn where a run was killed."""
+        rows = []
+        if (self.path / "metrics.jsonl").exists():
+            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except ValueError:
+                    break
+        return rows
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget lines written after the checkpoint at `step`: they will be written again."""
+        rows = [row for row in self.metrics() if row["step"] <= step]
+        with atomic(self.path / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    # checkpoints
+
+    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write last.safetensors; the one before becomes previous.safetensors."""
+        from safetensors.torch import save_file
+
+        last = self.path / "last.safetensors"
+        with atomic(last) as temporary:
+            # clone: safetensors refuses tensors that share memory or are not dense
+            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, temporary,
+                      metadata={"state": json.dumps(state)})  # fmt: skip
+            if last.exists():
+                os.replace(last, self.path / "previous.safetensors")
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The last checkpoint that can be read, or None before the first."""
+        from safetensors import safe_open
+
+        broken = []
+        for name in ("last.safetensors", "previous.safetensors"):
+            path = self.path / name
+            if not path.exists():
+                continue
+            try:
+                with safe_open(path, framework="pt") as file:
+                    state = json.loads(file.metadata()["state"])
+                    return {key: file.get_tensor(key) for key in file.keys()}, state  # noqa: SIM118
+            except Exception as error:  # safetensors raises its own kinds for truncated files
+                broken.append(f"{name} ({error})")
+        if broken:
+            raise RunError(f"no checkpoint in {self.path} can be read: {'; '.join(broken)}; train anew")
+        return None
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """Versions, machine and commit, so that a number can be made again."""
+    packages = ["anchorhold", "torch", "torchvision", "timm", "numpy"]
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"versions": {"python": platform.python_version(), **versions}, "device": f"{device.type}: {where}",
+            "commit": commit()}  # fmt: skip
+
+
+def commit() -> str | None:
+    """The commit of the source tree; $ANCHORHOLD_COMMIT where there is no git, None where neither is."""
+    if "ANCHORHOLD_COMMIT" in os.environ:
+        return os.environ["ANCHORHOLD_COMMIT"]
+    here = Path(__file__).resolve().parent
+    if not (here.parents[1] / ".git").exists():
+        return None
+    try:
+        asked = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, check=True,
+                               capture_output=True, text=True, timeout=5)  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip()

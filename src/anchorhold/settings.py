@@ -1,0 +1,293 @@
+"""What a run is made of: frozen dataclasses, TOML recipes, `--set key=value`.
+
+A recipe is a TOML file with the sections of `Settings`. It may say `extends = "other"`, and `[on.NAME.section]`
+holds values for one data set. Values are laid over each other in this order: defaults, the recipes it extends,
+their values for the data set, the recipe, its values for the data set, `--set`. A key that does not exist is
+an error that names the nearest one that does.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from .errors import SettingsError
+
+__all__ = [
+    "BatchSettings",
+    "DataSettings",
+    "ModelSettings",
+    "OptimiserSettings",
+    "Settings",
+    "TrainSettings",
+    "check",
+    "nearest",
+    "parse_assignments",
+    "recipe_names",
+    "recipe_text",
+    "settings_from",
+    "to_dict",
+]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, and how they become squares."""
+
+    name: str = "folder"  # cub, folder, digits, gaussians
+    root: str = ""  # where the set lies; digits and gaussians need none
+    resize: int = 256  # every image is resized to exactly this square; 0 leaves it as it is
+    crop: int = 224  # random crop in training, centre crop in test; 0 takes the whole square
+    flip: bool = True  # horizontal flips in training
+    on_bad_image: Literal["fail", "skip"] = "fail"
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How images come together (protocol 1.3)."""
+
+    kind: Literal["pairs", "classes"] = "pairs"  # the papers' pairs, or P classes × K instances
+    pairs: int = 56
+    classes: int = 28
+    instances: int = 4
+    mining_pairs: int = 56  # triplets are mined inside groups of this many pairs; 0 = the whole batch
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The embedder."""
+
+    backbone: str = "resnet18"
+    dim: int = 512
+    weights: str = "imagenet"  # a name, a file, or "" for none
+    freeze_batchnorm: bool = True
+
+
+@dataclass(frozen=True)
+class OptimiserSettings:
+    """Adam with coupled L2, as in the papers' code."""
+
+    lr: float = 1e-5
+    weight_decay: float = 4e-4
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How long, how often to look, and when to stop."""
+
+    epochs: int = 75
+    seed: int = 0
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
+    evaluate_every: int = 5  # epochs between looks at the test split; the last epoch is always looked at
+    attack_eps: float = 0.0  # above 0 each look is also taken under an attack on R@1 of this size
+    attack_steps: int = 20
+    attack_queries: int = 500
+    checkpoint_seconds: float = 60.0
+    on_collapse: Literal["stop", "warn"] = "stop"
+    collapse_warmup: int = 2  # epochs before collapse is judged
+    collapse_separability: float = 0.02  # clean random triplets below this are collapsed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All of it. `defence` is the settings dataclass of the defence named there."""
+
+    data: DataSettings = field(default_factory=DataSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    defence: Any = None
+    recipe: str = ""
+
+
+def check(condition: bool, message: str) -> None:
+    """Refuse settings that make no sense, with the reason."""
+    if not condition:
+        raise SettingsError(message)
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """The end of an error message: which of `words` was probably meant.
+
+    >>> nearest("softhrad", ["random", "softhard"])
+    'did you mean softhard?'
+    """
+    words = sorted(words)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else "there are: " + ", ".join(words)
+
+
+# Recipes ---------------------------------------------------------------------------------------------------
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with Anchorhold."""
+    files = resources.files("anchorhold").joinpath("recipes").iterdir()
+    return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+
+
+def recipe_text(name: str) -> str:
+    """The TOML of a recipe, by name or by the path of a file."""
+    try:
+        if name.endswith(".toml"):
+            return Path(name).read_text(encoding="utf-8")
+        return resources.files("anchorhold").joinpath("recipes", f"{name}.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if name.endswith(".toml"):
+            raise SettingsError(f"cannot read recipe {name}: {error}") from None
+        raise SettingsError(f"no recipe {name!r}; {nearest(name, recipe_names())}") from None
+
+
+def _chain(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """The recipe and all it extends, the farthest first."""
+    if name in seen:
+        raise SettingsError(f"recipe {name} extends itself: {' → '.join((*seen, name))}")
+    try:
+        table = tomllib.loads(recipe_text(name))
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"recipe {name} is not valid TOML: {error}") from None
+    table.pop("about", None)
+    parent = table.pop("extends", None)
+    return [*(_chain(parent, (*seen, name)) if parent else []), table]
+
+
+def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for key, value in above.items():
+        if isinstance(value, Mapping) and isinstance(below.get(key), dict):
+            _lay_over(below[key], value)
+        else:
+            below[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["train.epochs=3"]` as a nested dict; values stay text until they meet their type.
+
+    >>> parse_assignments(["defence.eps=8/255"])
+    {'defence': {'eps': '8/255'}}
+    """
+    tree: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        *sections, name = key.strip().split(".")
+        if not equals or not name or not all(sections):
+            raise SettingsError(f"--set wants key=value, such as train.epochs=3; got {text!r}")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+            if not isinstance(branch, dict):
+                raise SettingsError(f"--set {text}: {section} has a value already")
+        branch[name] = value.strip()
+    return tree
+
+
+def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a recipe with `overrides` (a nested dict) on top."""
+    overrides = overrides or {}
+    layers = _chain(recipe) if recipe else []
+    tree: dict[str, Any] = {}
+    data_name = overrides.get("data", {}).get("name")
+    for layer in layers:
+        data_name = data_name or layer.get("data", {}).get("name")
+    for layer in layers:
+        per_set = layer.pop("on", {})
+        _lay_over(tree, layer)
+        _lay_over(tree, per_set.get(data_name or "", {}))
+    _lay_over(tree, overrides)
+    tree.setdefault("recipe", recipe)
+    return build(tree)
+
+
+# Dicts and dataclasses -------------------------------------------------------------------------------------
+
+
+def build(tree: Mapping[str, Any]) -> Settings:
+    """Settings from a nested dict, each value brought to its type; what `to_dict` wrote comes back equal."""
+    from .defences import DEFENCES
+
+    tree = dict(tree)
+    chosen = dict(tree.pop("defence", {}))
+    name = chosen.pop("name", "natural")
+    if name not in DEFENCES:
+        raise SettingsError(f"no defence {name!r}; {nearest(str(name), DEFENCES)}")
+    kinds = {f.name: f.type for f in dataclasses.fields(Settings)}
+    known = set(_dotted(Settings())) | {f"defence.{key}" for key in _dotted(DEFENCES[name].settings())}
+    known |= {"defence.name"}
+    values: dict[str, Any] = {"defence": _build(DEFENCES[name].settings, chosen, "defence.", known)}
+    for key, value in tree.items():
+        if key not in kinds:
+            raise SettingsError(f"no setting {key!r}; {nearest(key, known | set(kinds))}")
+        kind = kinds[key]
+        values[key] = _build(typing.cast(type, kind), value, f"{key}.", known) if key != "recipe" else str(value)
+    return Settings(**values)
+
+
+def to_dict(settings: Settings) -> dict[str, Any]:
+    """The nested dict that `build` and run.json take."""
+    from .defences import DEFENCES
+
+    tree = dataclasses.asdict(settings)
+    name = next(n for n, d in DEFENCES.items() if type(settings.defence) is d.settings)
+    return tree | {"defence": {"name": name, **dataclasses.asdict(settings.defence)}}
+
+
+def _dotted(settings: Any) -> Iterator[str]:
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if dataclasses.is_dataclass(value):
+            yield from (f"{f.name}.{rest}" for rest in _dotted(value))
+        else:
+            yield f.name
+
+
+def _build(cls: type[T], values: Any, path: str, known: Iterable[str]) -> T:
+    if not isinstance(values, Mapping):
+        raise SettingsError(f"{path[:-1]} is a section; set one of its keys, such as {next(iter(sorted(known)))}")
+    hints = typing.get_type_hints(cls)
+    for key in values:
+        if key not in hints:
+            raise SettingsError(f"no setting {path}{key}; {nearest(path + key, known)}")
+    try:
+        return cls(**{key: _coerce(value, hints[key], path + key) for key, value in values.items()})
+    except SettingsError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _coerce(value: Any, kind: Any, path: str) -> Any:
+    """`value` as `kind`; text is read as the command line writes it, and 8/255 is a number."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        options = typing.get_args(kind)
+        if value not in options:
+            raise SettingsError(f"{path} = {value!r}; {nearest(str(value), map(str, options))}")
+        return value
+    if origin in (types.UnionType, typing.Union):
+        for option in typing.get_args(kind):
+            try:
+                return _coerce(value, option, path)
+            except SettingsError:
+                continue
+        raise SettingsError(f"{path} cannot be {value!r}")
+    if kind is bool:
+        table = {"true": True, "false": False, "1": True, "0": False}
+        if str(value).lower() in table:
+            return table[str(value).lower()]
+    elif kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = Fraction(value.replace(" ", "")) if isinstance(value, str) else value
+            if kind is float or number == int(number):
+                return kind(number)
+        except (ValueError, ZeroDivisionError, OverflowError):
+            pass
+    elif kind is str and isinstance(value, str):
+        return value
+    raise SettingsError(f"{path} wants {'a number' if kind is float else kind.__name__}, got {value!r}")

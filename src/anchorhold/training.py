@@ -1,0 +1,376 @@
+"""fit(): from images and a recipe to a model and a run folder, in one loop that reads top to bottom.
+
+    anchorhold train cub --root CUB_200_2011 --recipe natural --out runs/natural
+    anchorhold train cub --root CUB_200_2011 --recipe hm-lga --set defence.steps=32 --out runs/hm32
+    anchorhold resume runs/hm32
+
+Everything random is keyed by (seed, purpose, step), so a run that was killed at any step and resumed ends with
+the same weights as one that was left alone.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import settings as _settings
+from .console import Report, Silent
+from .data.batches import class_batches, pair_batches
+from .data.datasets import Dataset, dataset
+from .defences import DEFENCES, Batch, Step
+from .errors import Interrupted, RunError
+from .model.embedder import Embedder
+from .model.frozen import precise
+from .monitors import Images, load_images, recall_under_attack, retrieval, separability
+from .perturb.ascend import Budget
+from .perturb.ball import Ball
+from .random import Key
+from .record import Run, provenance
+from .settings import Settings, settings_from, to_dict
+
+__all__ = ["fit", "resume"]
+
+LOOK = 20  # steps between looks at whether the loss is still finite: each look waits for the GPU
+
+
+def fit(
+    model: Embedder | None,
+    data: Dataset,
+    recipe: str = "hm-lga",
+    out: str | Path = "",
+    *,
+    settings: Settings | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    device: str = "auto",
+    report: Report | None = None,
+    replace_run: bool = False,
+) -> Run:
+    """Train `model` (None: the one the settings describe) on `data` by a recipe; the run folder is returned.
+
+    `overrides` is a nested dict such as {"train": {"epochs": 3}}; `settings` replaces recipe and overrides.
+    """
+    if settings is None:
+        settings = settings_from(recipe, _with_data(overrides or {}, data))
+    if model is not None:
+        names = ("backbone", "dim", "weights", "freeze_batchnorm")
+        described = {name: model.config[name] for name in names if name in model.config}
+        described["weights"] = str(described.get("weights") or "")
+        settings = replace(settings, model=replace(settings.model, **described))
+    where = _device(device)
+    report = report or Silent()
+    model = model or build_model(settings, data)
+    info = {
+        "settings": to_dict(settings),
+        **provenance(where),
+        "data": {"name": data.name, "train": data.train.fingerprint(), "test": data.test.fingerprint(),
+                 "images": [len(data.train), len(data.test)]},
+        "model": {"config": model.config, "weights": str(model.weights_report or "none")},
+        "status": "training",
+    }  # fmt: skip
+    out = out or Path("runs") / f"{data.name}-{settings.recipe or 'run'}-{settings.train.seed}"
+    run = Run.create(out, info, replace=replace_run)
+    _train(run, settings, model, data, where, report)
+    return run
+
+
+def resume(
+    out: str | Path,
+    *,
+    model: Embedder | None = None,
+    data: Dataset | None = None,
+    device: str = "auto",
+    report: Report | None = None,
+) -> Run:
+    """Go on with a run where its last checkpoint stands; `model` and `data` only where they were your own."""
+    run = Run(out)
+    info = run.read_json()
+    report = report or Silent()
+    if info["status"] == "done":
+        report.say(f"{run.path} is complete already")
+        return run
+    settings = _settings.build(info["settings"])
+    data = data or dataset(settings.data.name, settings.data.root or None, seed=settings.train.seed)
+    seen = {"train": data.train.fingerprint(), "test": data.test.fingerprint()}
+    if any(info["data"][split] != mark for split, mark in seen.items()):
+        raise RunError(f"the data of {run.path} have changed since it began; train anew with another --out")
+    if model is None:
+        # The checkpoint holds every weight, so the initial weights are not needed, unless there is none yet.
+        fresh = run.load() is None
+        model = build_model(settings if fresh else replace(settings, model=replace(settings.model, weights="")), data)
+    run.update_json(status="training")
+    _train(run, settings, model, data, _device(device), report)
+    return run
+
+
+def build_model(settings: Settings, data: Dataset) -> Embedder:
+    """The embedder that the settings describe, for the images of `data`."""
+    m = settings.model
+    sample = data.train.images
+    channels = 3 if sample is None else sample.shape[-1]
+    return Embedder(m.backbone, m.dim, m.weights or None, channels=channels, size=settings.data.crop or None,
+                    freeze_batchnorm=m.freeze_batchnorm, seed=settings.train.seed)  # fmt: skip
+
+
+# The loop --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """Where a run stands: what a checkpoint holds besides weights and optimiser."""
+
+    epoch: int = 0
+    index: int = 0  # batches of this epoch that are done
+    step: int = 0  # optimiser batches since the beginning
+    collapsed: int = 0  # checks running that found a collapse
+    seconds: float = 0.0
+    image_steps: float = 0.0
+    meters: dict[str, list[float]] = field(default_factory=dict)  # name: [sum, count] over this epoch
+
+
+def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device: torch.device, report: Report) -> None:
+    train, key = settings.train, Key.of(settings.train.seed)
+    for note in data.notes:
+        report.say(note)
+    images = load_images(data.train, settings.data, device, report)
+    test = load_images(data.test, settings.data, device, report)
+
+    model.to(device)
+    if device.type == "cuda":
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimiser = torch.optim.Adam(model.parameters(), lr=settings.optimiser.lr, fused=device.type == "cuda",
+                                 weight_decay=settings.optimiser.weight_decay)  # fmt: skip
+    defence = DEFENCES[to_dict(settings)["defence"]["name"]]
+    state: dict[str, Tensor] = {}
+    at = _restore(run, model, optimiser, state) or Progress()
+    run.cut_metrics(at.step)
+    precision = _precision(train.precision, device)
+    finite = torch.ones((), dtype=torch.bool, device=device)
+    meters = _Meters(at.meters)
+    begun = saved = time.monotonic()
+    spent = at.seconds
+
+    def save() -> None:
+        nonlocal saved
+        at.seconds, at.meters = spent + time.monotonic() - begun, meters.sums()
+        _save(run, model, optimiser, state, at)
+        saved = time.monotonic()
+
+    with _stop_on_signal() as stopping, report.task("training", train.epochs) as advance:
+        while at.epoch < train.epochs:
+            plan = _plan(images, settings, key("batches", at.epoch))
+            keys = (key("augment", at.epoch, i) for i in range(at.index, len(plan)))
+            views = images.augmented(plan[at.index :], keys)
+            model.train()
+            for ids, view in zip(plan[at.index :], views):
+                ids = ids.to(device)
+                batch = Batch(view, images.labels[ids], ids)
+                step = Step(model, batch, at.epoch, train.epochs, key("step", at.step), state, meters.add, precision,
+                            settings.batch.mining_pairs)  # fmt: skip
+                for loss in defence.run(step, settings.defence):
+                    optimiser.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+                    finite &= torch.isfinite(loss.detach())
+                    meters.add("loss", loss.detach())
+                at.index, at.step = at.index + 1, at.step + 1
+                if at.step % LOOK == 0 or at.index == len(plan):
+                    _check_finite(run, bool(finite), at, report)
+                    advance(at.epoch, f"epoch {at.epoch + 1}, batch {at.index} of {len(plan)}, {meters.note()}")
+                if stopping():
+                    save()
+                    run.update_json(status="interrupted")
+                    raise Interrupted(f"stopped and saved at step {at.step}; to go on: anchorhold resume {run.path}")
+                if time.monotonic() - saved >= train.checkpoint_seconds and at.index < len(plan):
+                    _check_finite(run, bool(finite), at, report)
+                    save()
+            at.image_steps += meters.total("image_steps")
+            row = {"step": at.step, "epoch": at.epoch + 1, **meters.means(), **separability(model, images, key("collapse"))}
+            _judge_collapse(run, settings, at, row, report)
+            at.epoch, at.index = at.epoch + 1, 0
+            if at.epoch % max(train.evaluate_every, 1) == 0 or at.epoch == train.epochs:
+                row |= _look(model, test, settings, key("look", at.epoch), precision)
+            meters.reset()
+            row["seconds"] = round(spent + time.monotonic() - begun, 2)
+            run.append(row)
+            advance(at.epoch, _summary(row))
+            if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
+                save()
+    model.save(run.path / "model.safetensors")
+    run.update_json(status="done", final=run.metrics()[-1] if run.metrics() else {}, seconds=round(at.seconds, 2),
+                    image_steps=round(at.image_steps))  # fmt: skip
+
+
+def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
+    b = settings.batch
+    if b.kind == "classes":
+        return class_batches(images.split.labels, b.classes, b.instances, key)
+    return pair_batches(images.split.labels, b.pairs, key)
+
+
+def _look(
+    model: Embedder, test: Images, settings: Settings, key: Key, precision: Callable[[], AbstractContextManager[object]]
+) -> dict[str, float]:
+    """Retrieval on the test split and, on request, under attack."""
+    found, gallery = retrieval(model, test)
+    t = settings.train
+    if t.attack_eps > 0:
+        budget = Budget(t.attack_steps, 2.5 * t.attack_eps / max(t.attack_steps, 1), start="random", keep="best")
+        found["r1_attacked"] = recall_under_attack(model, test, gallery, Ball(t.attack_eps), budget, key,
+                                                   t.attack_queries, precision())  # fmt: skip
+    return found
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    words = {"loss": "loss {:.4f}", "r1": "R@1 {:.1f}", "r1_attacked": "attacked {:.1f}", "separability": "sep. {:.2f}"}
+    return ", ".join([f"epoch {row['epoch']}", *(text.format(row[k]) for k, text in words.items() if k in row)])
+
+
+# When to stop ----------------------------------------------------------------------------------------------
+
+
+def _check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
+    if not finite:
+        raise _stopped(run, f"the loss became NaN or infinite in epoch {at.epoch + 1}, by step {at.step}", report)
+
+
+def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
+    """Two checks running with clean triplets that cannot be told apart are a collapse (decision 9)."""
+    t = settings.train
+    flat = row["separability"] < t.collapse_separability or row["mean_distance"] < 1e-3
+    at.collapsed = at.collapsed + 1 if flat and at.epoch + 1 > t.collapse_warmup else 0
+    if at.collapsed < 2:
+        return
+    reason = (f"the model collapsed by epoch {at.epoch + 1}: separability of clean random triplets "
+              f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}")  # fmt: skip
+    if t.on_collapse == "stop":
+        raise _stopped(run, reason, report)
+    if at.collapsed == 2:
+        report.say(f"warning: {reason}; going on, since train.on_collapse = warn")
+
+
+def _stopped(run: Run, reason: str, report: Report) -> RunError:
+    run.update_json(status="stopped", reason=reason)
+    kept = "the last good checkpoint is kept" if (run.path / "last.safetensors").exists() else "no checkpoint was due yet"
+    return RunError(f"training stopped: {reason}; {kept} in {run.path}; try a smaller optimiser.lr or a milder defence")
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C (or SIGTERM) once lets the step end, so that what is saved is whole; twice stops at once."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# Checkpoints -----------------------------------------------------------------------------------------------
+
+
+def _save(run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[str, Tensor], at: Progress) -> None:
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        for part, value in optimiser.state.get(parameter, {}).items():
+            tensors[f"optimiser.{name}.{part}"] = value
+    tensors |= {f"state.{name}": value for name, value in state.items()}
+    if not all(bool(torch.isfinite(v).all()) for v in tensors.values() if v.is_floating_point()):
+        raise RunError(f"a weight became NaN or infinite by step {at.step}; the checkpoint before it is kept")
+    run.save(tensors, vars(at))
+
+
+def _restore(
+    run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[str, Tensor]
+) -> Progress | None:
+    loaded = run.load()
+    if loaded is None:
+        return None
+    tensors, at = loaded
+    device = next(model.parameters()).device
+    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+    for name, parameter in model.named_parameters():
+        parts = {p: tensors.get(f"optimiser.{name}.{p}") for p in ("step", "exp_avg", "exp_avg_sq")}
+        found = {p: v.to(device) if p != "step" or device.type == "cuda" else v for p, v in parts.items() if v is not None}
+        if found:
+            found |= {p: v.to(memory_format=torch.preserve_format) for p, v in found.items()}
+            optimiser.state[parameter] = found
+    state |= {k.removeprefix("state."): v.to(device) for k, v in tensors.items() if k.startswith("state.")}
+    return Progress(**at)
+
+
+class _Meters:
+    """Means over an epoch, summed on the device so that logging waits for nothing."""
+
+    def __init__(self, sums: Mapping[str, list[float]]) -> None:
+        self._sums: dict[str, Tensor | float] = {name: total for name, (total, _) in sums.items()}
+        self._counts: dict[str, int] = {name: int(count) for name, (_, count) in sums.items()}
+
+    def add(self, name: str, value: Tensor | float) -> None:
+        value = value.detach().double() if isinstance(value, Tensor) else value
+        self._sums[name] = self._sums.get(name, 0.0) + value
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def sums(self) -> dict[str, list[float]]:
+        return {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
+
+    def total(self, name: str) -> float:
+        return float(self._sums.get(name, 0.0))
+
+    def means(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self.sums().items()}
+
+    def note(self) -> str:
+        return f"loss {self.means().get('loss', float('nan')):.4f}"
+
+    def reset(self) -> None:
+        self._sums.clear()
+        self._counts.clear()
+
+
+# Small things ----------------------------------------------------------------------------------------------
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError("no CUDA device is available here; `anchorhold doctor` says what is; use --device cpu")
+    return device
+
+
+def _precision(name: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """The context in which training and ascent compute; measurements have their own (fp32 without TF32)."""
+    if device.type != "cuda" and name == "bf16":
+        raise RunError("train.precision = bf16 needs a GPU; use auto or fp32")
+    if name == "bf16" or (name == "auto" and device.type == "cuda"):
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    if device.type != "cuda":
+        return nullcontext
+    return precise if name == "fp32" else precise
+
+
+def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
+    """What is known of a data set, below what the caller says."""
+    root = data.train.root
+    known = {"name": data.name, "root": str(root) if root else ""}
+    return {**overrides, "data": {**known, **overrides.get("data", {})}}
+

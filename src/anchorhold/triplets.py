@@ -1,0 +1,270 @@
+"""Triplets out of a batch: random, semihard, softhard, distance-weighted, hardest.
+
+A batch is ordered in pairs: positions 2i and 2i+1 share a class. The even positions are the anchors, the odd
+ones their partners, and every sampler gives each anchor one triplet.
+
+A sampler does not draw. It looks at the distances from the anchors to their batch (a `View`) and says how
+likely each sample is to become the positive and the negative: two (B, N) tables, booleans where the choice is
+uniform. One function draws from the tables of all samplers, by inverse CDF with one keyed number per anchor,
+so nothing drawn depends on how the work was split. And what could have been drawn lies open (`candidates`).
+
+No sampler fails on a batch that lacks what it wants: it takes any negative, and if there is none, any sample.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anchorhold.errors import DataError, SettingsError
+from anchorhold.geometry import distance_matrix, euclidean, unit
+from anchorhold.random import Key
+from anchorhold.settings import nearest
+
+__all__ = [
+    "SAMPLERS",
+    "Triplets",
+    "View",
+    "candidates",
+    "distance_weights",
+    "hardness",
+    "mine",
+]
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Positions in the batch of B anchors, positives and negatives, each (B,)."""
+
+    anchor: Tensor
+    positive: Tensor
+    negative: Tensor
+
+    def __len__(self) -> int:
+        return len(self.anchor)
+
+
+def hardness(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
+    """How hard each triplet is: H(a, p, n) = d(a, p) - d(a, n), 001 eq. 2; in [-2, 2] on the unit sphere.
+
+    >>> a, p, n = torch.tensor([[0.0], [3.0], [5.0]])
+    >>> hardness(a, p, n)
+    tensor(-2.)
+    """
+    return euclidean(a, p) - euclidean(a, n)
+
+
+@dataclass(frozen=True)
+class View:
+    """What a sampler looks at: B anchors against the N samples of their group."""
+
+    distances: Tensor  # (B, N), Euclidean between unit embeddings
+    same: Tensor  # (B, N), which samples share the anchor's label, the anchor itself included
+    partners: Tensor  # (B,), each anchor's partner
+    dimension: int  # of the embeddings
+    margin: float = 0.2  # semihard's window
+    lower: float | None = None  # distance-weighted: nearer ones count as this near
+    upper: float | None = None  # distance-weighted: farther ones are not drawn
+
+    @property
+    def partner(self) -> Tensor:
+        """(B, N), True at the partner alone."""
+        return torch.zeros_like(self.same).scatter_(1, self.partners.unsqueeze(1), True)
+
+    @property
+    def any_negative(self) -> Tensor:
+        """(B, N), every sample of another label; every sample where there is none."""
+        return _first(~self.same, torch.ones_like(self.same))
+
+
+Sampler = Callable[[View], tuple[Tensor, Tensor]]  # chances (B, N) of the positives and of the negatives
+
+
+def _first(*choices: Tensor) -> Tensor:
+    """Row by row, the first of these masks that holds anything; the last one otherwise."""
+    result = choices[-1]
+    for choice in reversed(choices[:-1]):
+        result = torch.where(choice.any(1, keepdim=True), choice, result)
+    return result
+
+
+def random(view: View) -> tuple[Tensor, Tensor]:
+    """The partner, and any sample of another label."""
+    return view.partner, view.any_negative
+
+
+def semihard(view: View) -> tuple[Tensor, Tensor]:
+    """The partner, and a negative beyond it but within the margin.
+
+    d(a, p)² < d(a, n)² and d(a, p) - d(a, n) + m > 0
+    """
+    d = view.distances
+    positive = d.gather(1, view.partners.unsqueeze(1))
+    beyond = positive.square() < d.square()
+    within = positive - d + view.margin > 0
+    return view.partner, _first(~view.same & beyond & within, view.any_negative)
+
+
+def softhard(view: View) -> tuple[Tensor, Tensor]:
+    """A negative nearer than the farthest positive, and a positive farther than the nearest negative.
+
+    All samples of the anchor's label count, the anchor too: where no positive is far enough, the anchor
+    itself may be drawn. That is what the published code does.
+    """
+    squared = view.distances.square()
+    farthest_positive = squared.masked_fill(~view.same, -torch.inf).amax(1, keepdim=True)
+    nearest_negative = squared.masked_fill(view.same, torch.inf).amin(1, keepdim=True)
+    far = _first(view.same & (squared > nearest_negative), view.same)
+    positives = torch.where(view.same.all(1, keepdim=True), view.partner, far)
+    return positives, _first(~view.same & (squared < farthest_positive), view.any_negative)
+
+
+def distance(view: View) -> tuple[Tensor, Tensor]:
+    """The partner, and a negative with chance inverse to how common its distance is (`distance_weights`)."""
+    return view.partner, distance_weights(view.distances, view.same, view.dimension, view.lower, view.upper)
+
+
+def hardest(view: View) -> tuple[Tensor, Tensor]:
+    """The partner, and the nearest negative that is not at distance zero."""
+    apart = ~view.same & (view.distances > 0)
+    closest = view.distances.masked_fill(~apart, torch.inf).argmin(1, keepdim=True)
+    only = torch.zeros_like(apart).scatter_(1, closest, True)
+    return view.partner, _first(only & apart, view.any_negative)
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "random": random,
+    "semihard": semihard,
+    "softhard": softhard,
+    "distance": distance,
+    "hardest": hardest,
+}
+
+
+def distance_weights(
+    distances: Tensor, same: Tensor, dimension: int, lower: float | None = None, upper: float | None = None
+) -> Tensor:
+    """The chance (B, N) of each sample to be drawn as negative; rows sum to 1.
+
+    On the unit sphere in D dimensions most distances are near √2. Weighting by the inverse of that density,
+
+        log w(d) = (2 - D) ln d - (D - 3)/2 · ln(1 - d²/4),
+
+    draws all distances alike (Wu et al. 2017). They cut it off: nearer than `lower` (0.5) counts as `lower`,
+    farther than `upper` (1.4) is not drawn. RobRank has no cut-offs, which is the default here: at D = 512
+    the nearest negative then wins nearly always. Without cut-offs the weight is infinite at distance 0 and 2;
+    an anchor with such a negative draws uniformly from everything, as does one without negatives.
+
+    >>> distance_weights(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]), 512)
+    tensor([[0.0000, 0.5000, 0.5000]], dtype=torch.float64)
+    """
+    d = distances.double()  # the exponents reach thousands
+    if lower is not None:
+        d = d.clamp(min=lower)
+    drawable = ~same if upper is None else ~same & (d < upper)
+    log_w = (2 - dimension) * d.log() - (dimension - 3) / 2 * torch.log1p(-d.square() / 4)
+    log_w = log_w.masked_fill(~drawable, -torch.inf)
+    w = (log_w - log_w.amax(1, keepdim=True)).exp().nan_to_num(0)
+    # Where no weight is left: everything, as in RobRank; with cut-offs any negative, if there is one.
+    everything = torch.ones_like(same)
+    rest = everything if upper is None else _first(~same, everything)
+    w = torch.where(w.sum(1, keepdim=True) > 0, w, rest.double())
+    return w / w.sum(1, keepdim=True)
+
+
+@torch.no_grad()
+def mine(
+    name: str,
+    embeddings: Tensor,
+    labels: Tensor,
+    key: Key,
+    *,
+    group: int = 0,
+    margin: float = 0.2,
+    lower: float | None = None,
+    upper: float | None = None,
+    ids: Tensor | None = None,
+) -> Triplets:
+    """One triplet per pair of the batch, mined inside groups of `group` consecutive pairs (0: all in one).
+
+    `ids` names the pairs in the global batch (0, 1, 2, … unless given): whoever mines one group alone draws
+    the same triplets as whoever mines all. Positions in the result are into this batch.
+
+    >>> e = torch.eye(4)[[0, 0, 1, 1]]
+    >>> mine("random", e, torch.tensor([5, 5, 7, 7]), Key.of(0)).positive
+    tensor([1, 3])
+    """
+    pairs = _pairs(embeddings, labels)
+    if ids is None:
+        ids = torch.arange(pairs, device=embeddings.device)
+    if group < 0 or len(ids) != pairs:
+        raise DataError(
+            f"{len(ids)} ids for {pairs} pairs in groups of {group}; give one id a pair, group at least 0"
+        )
+    found: list[Tensor] = []
+    for start in range(0, pairs, group or max(pairs, 1)):
+        stop = min(start + group, pairs) if group else pairs
+        members = slice(2 * start, 2 * stop)
+        chances = _chances(name, embeddings[members], labels[members], margin, lower, upper)
+        own = ids[start:stop].to(embeddings.device)
+        parts = zip(("positive", "negative"), chances)
+        drawn = [_draw(table, key(part).uniform(own)) for part, table in parts]
+        found.append(torch.stack(drawn) + 2 * start)
+    positive, negative = torch.cat(found, 1) if found else torch.empty(2, 0, dtype=torch.long)
+    return Triplets(torch.arange(0, 2 * pairs, 2, device=embeddings.device), positive, negative)
+
+
+@torch.no_grad()
+def candidates(
+    name: str,
+    embeddings: Tensor,
+    labels: Tensor,
+    *,
+    margin: float = 0.2,
+    lower: float | None = None,
+    upper: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Which samples the sampler could draw as positive and as negative: two masks (B, N) over one group."""
+    _pairs(embeddings, labels)
+    positives, negatives = _chances(name, embeddings, labels, margin, lower, upper)
+    return positives > 0, negatives > 0
+
+
+def _pairs(embeddings: Tensor, labels: Tensor) -> int:
+    if len(embeddings) % 2 or len(embeddings) != len(labels):
+        raise DataError(
+            f"{len(embeddings)} embeddings and {len(labels)} labels are not a batch of pairs; "
+            "give an even number, each with its label"
+        )
+    if not torch.equal(labels[0::2], labels[1::2]):
+        raise DataError("positions 2i and 2i+1 of the batch must share a label; order the batch in pairs")
+    return len(labels) // 2
+
+
+def _chances(
+    name: str, embeddings: Tensor, labels: Tensor, margin: float, lower: float | None, upper: float | None
+) -> tuple[Tensor, Tensor]:
+    if name not in SAMPLERS:
+        raise SettingsError(f"no sampler {name!r}; {nearest(name, SAMPLERS)}")
+    e, labels = unit(embeddings.detach()), labels.to(embeddings.device)
+    view = View(
+        # All rows, then every second one: so each anchor is at distance exactly zero from itself.
+        distances=distance_matrix(e, e)[0::2],
+        same=labels[0::2].unsqueeze(1) == labels,
+        partners=torch.arange(1, len(e), 2, device=e.device),
+        dimension=e.shape[1],
+        margin=margin,
+        lower=lower,
+        upper=upper,
+    )
+    return SAMPLERS[name](view)
+
+
+def _draw(chances: Tensor, uniform: Tensor) -> Tensor:
+    """One column per row by inverse CDF; columns without weight are never drawn."""
+    cdf = chances.double().cumsum(1)
+    total = cdf[:, -1:]
+    # Just below the total at most: uniform < 1, but its product with the total may round up to it.
+    reach = torch.minimum(uniform.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, reach, right=True).squeeze(1)

@@ -1,0 +1,238 @@
+"""The ascent: closed forms, invariances, and what it must leave alone."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from anchorhold import Ball, Budget, Objective, ascend
+from anchorhold.defences.hardness import raise_hardness
+from anchorhold.errors import SettingsError
+from anchorhold.model.frozen import frozen
+from anchorhold.random import Key
+from anchorhold.triplets import hardness
+from tests.analytic import draw, linear_embedder, tanh_embedder, towards
+
+FREE = {"low": -1e9, "high": 1e9}  # no range of pixels: closed forms then hold exactly
+KEY = Key.of(7)
+
+
+def pictures(units: int, views: int = 1, side: int = 3) -> Tensor:
+    return KEY("pictures").uniform(torch.arange(units), (views, 1, side, side))
+
+
+# Closed forms ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("norm", "order"), [("linf", 1), ("l2", 2)])
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_reaches_the_closed_form_on_a_linear_embedder(norm: str, order: int, start: str) -> None:
+    embed, weight = linear_embedder(9)
+    x, target, eps = pictures(4), draw(4, 5), 0.1
+    found = ascend(embed, x, towards(target), Ball(eps, norm, **FREE), Budget(40, eps / 4, start=start), key=KEY)
+    gain = ((embed(found.images[:, 0]) - embed(x[:, 0])) * target).sum(1)
+    best = eps * (target @ weight).norm(p=order, dim=1)
+    assert torch.allclose(gain, best, rtol=1e-9 if norm == "linf" else 1e-4)
+
+
+def test_one_step_of_length_eps_is_fgsm() -> None:
+    embed, weight = linear_embedder(9)
+    x, target = pictures(3), draw(3, 5)
+    found = ascend(embed, x, towards(target), Ball(0.1, **FREE), Budget(1, 0.1))
+    assert torch.allclose(found.images[:, 0].flatten(1) - x[:, 0].flatten(1), 0.1 * (target @ weight).sign())
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_stays_in_ball_and_range(norm: str, start: str) -> None:
+    x, eps = pictures(6).round(decimals=1), 0.2  # many pixels lie on the edge of the range
+    found = ascend(tanh_embedder(9), x, towards(draw(6, 6)), Ball(eps, norm), Budget(9, 0.1, start=start), key=KEY)
+    shift = (found.images - x).flatten(2)
+    size = shift.abs().amax(2) if norm == "linf" else shift.norm(dim=2)
+    assert size.max() <= eps * (1 + 1e-15)
+    assert found.images.min() >= 0 and found.images.max() <= 1
+    assert size.min() > 0
+
+
+def test_eps_zero_and_no_steps_change_nothing() -> None:
+    x = pictures(3)
+    for ball, budget in [(Ball(0.0), Budget(5)), (Ball(0.1), Budget(0)), (Ball(0.0, "l2"), Budget(5))]:
+        assert torch.equal(ascend(tanh_embedder(9), x, towards(draw(3, 6)), ball, budget).images, x)
+
+
+# Units that are done leave, batches of any size -------------------------------------------------------------
+
+
+def hm(units: int = 12) -> tuple[Tensor, Objective]:
+    return pictures(units, views=3), raise_hardness(torch.linspace(-0.3, 0.6, units, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_dropping_units_changes_nothing(norm: str) -> None:
+    x, goal = hm()
+    embed = tanh_embedder(9)
+    with_all = ascend(embed, x, goal, Ball(0.2, norm), Budget(12, 0.03, drop=False))
+    dropped = ascend(embed, x, goal, Ball(0.2, norm), Budget(12, 0.03))
+    assert (with_all.images - dropped.images).abs().max() * 255 <= 1e-6  # decision 19
+    assert dropped.image_steps < with_all.image_steps  # and some did leave
+    assert dropped.active[0] == 12 and dropped.active[-1] < 12 and len(dropped.active) == 12
+    after = hardness(*embed(dropped.images.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1))
+    before = hardness(*embed(x.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1))
+    assert (after >= before).all() and (after > before).any()
+
+
+@pytest.mark.parametrize("batch", [1, 5, 12])
+def test_batch_size_changes_nothing(batch: int) -> None:
+    x, goal = hm()
+    budget = Budget(6, 0.03, start="random", restarts=2, keep="best")
+    whole = ascend(tanh_embedder(9), x, goal, Ball(0.2), budget, key=KEY)
+    parts = ascend(tanh_embedder(9), x, goal, Ball(0.2), budget, key=KEY, batch=batch)
+    assert (whole.images - parts.images).abs().max() * 255 <= 1e-6
+    assert whole.image_steps == parts.image_steps and whole.active == parts.active
+
+
+def test_order_changes_nothing_when_ids_go_along() -> None:
+    x, order, target = pictures(6), torch.tensor([3, 1, 5, 0, 2, 4]), draw(6, 6)
+    budget = Budget(4, 0.05, start="random")
+    plain = ascend(tanh_embedder(9), x, towards(target), Ball(0.2), budget, key=KEY).images
+    turned = ascend(tanh_embedder(9), x[order], towards(target[order]), Ball(0.2), budget, key=KEY, ids=order).images
+    assert torch.allclose(plain[order], turned, atol=1e-12)
+
+
+def test_nothing_to_attack() -> None:
+    found = ascend(tanh_embedder(9), pictures(0), towards(draw(1, 6)), Ball(0.1), Budget(3))
+    assert found.images.shape == (0, 1, 1, 3, 3) and found.image_steps == 0
+
+
+# Views, starts, iterates ------------------------------------------------------------------------------------
+
+
+def test_views_that_do_not_move_stay_and_count_for_nothing() -> None:
+    x, goal = hm()
+    found = ascend(tanh_embedder(9), x, goal, Ball(0.2), Budget(3, 0.03, drop=False), moves=(False, True, False))
+    assert torch.equal(found.images[:, [0, 2]], x[:, [0, 2]])
+    assert not torch.equal(found.images[:, 1], x[:, 1])
+    assert found.image_steps == 3 * 12
+
+
+def test_resting_views_are_seen_by_the_objective_in_their_place() -> None:
+    embed, x = tanh_embedder(9), pictures(2, views=3)
+    seen: list[Tensor] = []
+
+    def value(e: Tensor, positions: Tensor) -> Tensor:
+        seen.append(e.detach())
+        return e[:, 1, 0]
+
+    ascend(embed, x, Objective(value), Ball(0.1), Budget(1), moves=(False, True, False))
+    assert torch.allclose(seen[0], embed(x.flatten(0, 1)).unflatten(0, (2, 3)))
+
+
+def test_best_iterate_is_never_below_the_last_and_restarts_never_hurt() -> None:
+    embed, x, target = tanh_embedder(9), pictures(8), draw(8, 6)
+    goal, long_steps = towards(target), 0.15  # long steps overshoot, so that last and best differ
+
+    def reached(budget: Budget) -> Tensor:
+        return goal.value(embed(ascend(embed, x, goal, Ball(0.2), budget, key=KEY).images[:, 0])[:, None],
+                          torch.arange(8))  # fmt: skip
+
+    last = reached(Budget(7, long_steps))
+    best = reached(Budget(7, long_steps, keep="best"))
+    more = reached(Budget(7, long_steps, keep="best", restarts=4))
+    assert (best >= last - 1e-12).all() and (best > last + 1e-9).any()
+    assert (more >= best - 1e-12).all() and (more > best + 1e-9).any()
+
+
+def test_reported_value_is_that_of_the_returned_images() -> None:
+    embed, x, target = tanh_embedder(9), pictures(8), draw(8, 6)
+    for budget in (Budget(5, 0.1, keep="best"), Budget(5, 0.1, restarts=3), Budget(5, 0.1, restarts=2, keep="best")):
+        found = ascend(embed, x, towards(target), Ball(0.2), budget, key=KEY)
+        value = (embed(found.images[:, 0]) * target).sum(1)
+        assert found.value is not None and torch.allclose(found.value, value, atol=1e-12)
+
+
+def test_restarts_are_for_survivors_only() -> None:
+    x, goal = hm()
+    embed = tanh_embedder(9)
+    once = ascend(embed, x, goal, Ball(0.2), Budget(6, 0.03))
+    twice = ascend(embed, x, goal, Ball(0.2), Budget(6, 0.03, restarts=2), key=KEY)
+    positions = torch.arange(12)
+
+    def met(images: Tensor) -> Tensor:
+        assert goal.done is not None
+        return goal.done(embed(images.flatten(0, 1)).unflatten(0, (-1, 3)), positions)
+
+    kept = met(once.images)
+    assert kept.any() and not kept.all()
+    assert torch.equal(twice.images[kept], once.images[kept])
+    assert met(twice.images)[kept].all()
+
+
+def test_a_stationary_objective_names_its_first_direction() -> None:
+    embed, x = tanh_embedder(9), pictures(4)
+    clean = embed(x[:, 0])
+
+    def shift(e: Tensor, positions: Tensor) -> Tensor:
+        return (e[:, 0] - clean[positions]).square().sum(1)
+
+    stuck = ascend(embed, x, Objective(shift), Ball(0.1), Budget(5, 0.02)).images
+    freed = ascend(embed, x, Objective(shift, first=lambda e, positions: e[:, 0].sum(1)), Ball(0.1), Budget(5, 0.02))
+    assert torch.equal(stuck, x)
+    assert (embed(freed.images[:, 0]) - clean).norm(dim=1).min() > 0.01
+
+
+def test_schedules_shorten_the_steps() -> None:
+    assert [Budget(4, 1.0, schedule="linear").length(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
+    cosine = [Budget(4, 1.0, schedule="cosine").length(i) for i in range(4)]
+    assert cosine[0] == 1 and cosine[2] == pytest.approx(0.5) and cosine == sorted(cosine, reverse=True)
+    embed, weight = linear_embedder(9)
+    found = ascend(embed, pictures(1), towards(draw(1, 5)), Ball(9.0, **FREE), Budget(4, 1.0, schedule="linear"))
+    assert (found.images - pictures(1)).abs().max().item() == pytest.approx(2.5)
+
+
+# What it must leave alone, and what it refuses --------------------------------------------------------------
+
+
+def test_leaves_parameters_gradients_and_modes_untouched() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(9, 6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 6))
+    net.double().train()
+    net[2].eval()
+    net[1].weight.grad = torch.ones_like(net[1].weight)
+    modes = [m.training for m in net.modules()]
+    weights = [p.clone() for p in net.parameters()]
+    with frozen(net) as embed:
+        found = ascend(embed, pictures(3), towards(draw(3, 6)), Ball(0.1), Budget(3, 0.05))
+    assert not torch.equal(found.images, pictures(3))
+    assert [m.training for m in net.modules()] == modes
+    assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters()))
+    assert torch.equal(net[1].weight.grad, torch.ones_like(net[1].weight)) and net[3].weight.grad is None
+
+
+def test_a_coupled_objective_sees_the_whole_batch() -> None:
+    x = pictures(5)
+
+    def spread(e: Tensor, positions: Tensor) -> Tensor:
+        assert len(positions) == 5
+        return e[:, 0].var(0).sum()
+
+    embed = tanh_embedder(9)
+    found = ascend(embed, x, Objective(spread, coupled=True), Ball(0.1), Budget(5, 0.02))
+    assert embed(found.images[:, 0]).var(0).sum() > embed(x[:, 0]).var(0).sum()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1), batch=2), "whole batch"),
+        (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1, keep="best")), "per unit"),
+        (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1, start="random")), "key"),
+        (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1), moves=(False,)), "move"),
+        (lambda x, o: Ball(-1.0), "negative"),
+        (lambda x, o: Ball(1.0, "l3"), "linf, l2"),
+        (lambda x, o: Budget(restarts=0), "at least 1"),
+        (lambda x, o: Objective(o.value, done=o.value, coupled=True), "whole batch"),
+    ],
+)
+def test_refuses_what_makes_no_sense(call, words: str) -> None:  # type: ignore[no-untyped-def]
+    coupled = Objective(lambda e, positions: e.sum(), coupled=True)
+    with pytest.raises(SettingsError, match=words):
+        call(pictures(5), coupled)

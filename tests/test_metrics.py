@@ -1,0 +1,209 @@
+"""Scores against plain loops, RobRank's exact cases, pytorch-metric-learning and scikit-learn."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from anchorhold import geometry, metrics
+from anchorhold.errors import DataError
+from anchorhold.random import Key
+from tests import reference
+
+
+def clustered(count: int = 90, classes: int = 9, dimension: int = 8) -> tuple[Tensor, Tensor]:
+    ids = torch.arange(count)
+    labels = Key.of(5)("labels").integers(ids, classes)
+    spread = Key.of(5)("points").normal(ids, (dimension,))
+    return geometry.unit(spread + 1.5 * Key.of(5)("centres").normal(labels, (dimension,))), labels
+
+
+def one_query(hits: set[int], count: int) -> metrics.Metrics:
+    """Protocol 8.3: items at distance i / count from the query, which is item 0; `hits` share its label."""
+    gallery = torch.arange(count, dtype=torch.float64).unsqueeze(1) / count
+    labels = torch.tensor([1 if i in hits else 0 for i in range(count)])
+    return metrics.evaluate(
+        gallery[:1], labels[:1], gallery=gallery, gallery_labels=labels, self_ids=torch.tensor([0])
+    )
+
+
+# Exact cases
+
+
+@pytest.mark.parametrize(("hits", "rank", "r1", "r2"), [({0, 1}, 0, 1.0, 1.0), ({0, 2}, 1, 0.0, 1.0)])
+def test_robrank_rank_cases(hits: set[int], rank: int, r1: float, r2: float) -> None:
+    scores = one_query(hits, 32)
+    assert (scores.r1, scores.r2) == (r1, r2)
+    line = torch.arange(32.0).unsqueeze(1) / 32
+    target = torch.tensor([max(hits)])
+    assert geometry.ranks(line[:1], line, target, exclude=torch.tensor([0])).item() == rank
+
+
+@pytest.mark.parametrize(
+    ("hits", "expected"), [({0, 1}, 0.1), ({0, 1, 10}, 0.12), ({0, 1, 2}, 0.20), (set(range(11)), 1.0)]
+)
+def test_robrank_map_10_cases(hits: set[int], expected: float) -> None:
+    assert one_query(hits, 101).map_10 == pytest.approx(expected, abs=1e-12)
+
+
+def test_map_and_map_r_by_hand() -> None:
+    scores = one_query({0, 1, 3}, 5)  # hits at places 1 and 3 of the list, R = 2
+    assert scores.map == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert scores.map_r == pytest.approx((1 / 1) / 2)
+    assert scores.map_10 == pytest.approx((1 / 1 + 2 / 3) / 10)
+
+
+# Per-query functions
+
+
+def test_per_query_scores_match_loops() -> None:
+    relevant = Key.of(0).uniform(torch.arange(40), (25,)) < 0.3
+    relevant[0], relevant[0, 24], relevant[1] = False, True, True
+    total = relevant.sum(1).tolist()
+    rows = relevant.tolist()
+    for k in (1, 2, 4, 25, 30):
+        assert metrics.recall_at(relevant, k).tolist() == [reference.recall(row, k) for row in rows]
+    assert metrics.average_precision(relevant).tolist() == pytest.approx(
+        [reference.average_precision(row) for row in rows]
+    )
+    assert metrics.average_precision(relevant, at_r=True).tolist() == pytest.approx(
+        [reference.average_precision_at_r(row, r) for row, r in zip(rows, total)]
+    )
+    assert (metrics.precision_sum(relevant, 10) / 10).tolist() == pytest.approx(
+        [reference.average_precision_at_10(row) for row in rows]
+    )
+
+
+def test_nothing_relevant_has_no_average_precision() -> None:
+    nothing = torch.zeros(2, 5, dtype=torch.bool)
+    assert metrics.average_precision(nothing).isnan().all()
+    assert (metrics.precision_sum(nothing, 5) == 0).all()
+
+
+# Whole evaluations
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 1024])
+def test_evaluate_matches_loops(chunk: int) -> None:
+    embeddings, labels = clustered()
+    embeddings[7] = embeddings[3]  # a duplicate with its own identity
+    columns = metrics.score_queries(embeddings, labels, chunk=chunk)
+    points = embeddings.tolist()
+    for q in range(len(points)):
+        order = reference.ordered([reference.distance(points[q], x) for x in points], q)
+        relevant = [bool(labels[i] == labels[q]) for i in order]
+        assert bool(columns["r1"][q]) == reference.recall(relevant, 1)
+        assert bool(columns["r4"][q]) == reference.recall(relevant, 4)
+        assert float(columns["map"][q]) == pytest.approx(reference.average_precision(relevant))
+        slow = reference.average_precision_at_r(relevant, sum(relevant))
+        assert float(columns["map_r"][q]) == pytest.approx(slow)
+        assert float(columns["map_10"][q]) == pytest.approx(reference.average_precision_at_10(relevant))
+    scores = metrics.evaluate(embeddings, labels, chunk=chunk)
+    assert scores.map == pytest.approx(float(columns["map"].mean()))
+    assert (scores.queries, scores.unmatched, scores.nmi) == (90, 0, None)
+
+
+def test_self_as_gallery_is_the_default() -> None:
+    embeddings, labels = clustered()
+    explicit = metrics.evaluate(
+        embeddings, labels, gallery=embeddings, gallery_labels=labels, self_ids=torch.arange(len(labels))
+    )
+    assert metrics.evaluate(embeddings, labels) == explicit
+    with_self = metrics.evaluate(embeddings, labels, gallery=embeddings, gallery_labels=labels)
+    assert with_self.r1 == 1.0  # nobody said who is who: every query finds itself
+
+
+def test_queries_without_a_match_are_counted_apart() -> None:
+    line = torch.tensor([[0.0], [0.1], [5.0]])
+    scores = metrics.evaluate(line, torch.tensor([0, 0, 1]))
+    assert scores.unmatched == 1
+    assert scores.r1 == pytest.approx(2 / 3)
+    assert scores.map == scores.map_r == 1.0
+    assert scores.map_10 == pytest.approx(2 / 30)
+
+
+def test_percent_names_the_scores() -> None:
+    embeddings, labels = clustered()
+    scores = metrics.evaluate(embeddings, labels, nmi=True)
+    printed = scores.percent()
+    assert list(printed) == ["R@1", "R@2", "R@4", "mAP", "mAP@R", "mAP@10", "NMI"]
+    assert printed["R@1"] == 100 * scores.r1
+    assert "NMI" not in metrics.evaluate(embeddings, labels).percent()
+
+
+def test_fp32_and_chunks_change_nothing_that_is_printed() -> None:
+    embeddings, labels = clustered(300, 20, 32)
+    exact = metrics.evaluate(embeddings, labels).percent()
+    single = metrics.evaluate(embeddings.float(), labels, chunk=17).percent()
+    assert list(single.values()) == pytest.approx(list(exact.values()), abs=0.01)
+
+
+def test_bad_input_is_named() -> None:
+    embeddings, labels = clustered()
+    with pytest.raises(DataError, match="give both"):
+        metrics.evaluate(embeddings, labels, gallery=embeddings)
+    with pytest.raises(DataError, match="one label for each"):
+        metrics.evaluate(embeddings, labels[:-1])
+    with pytest.raises(DataError, match="no queries"):
+        metrics.evaluate(embeddings[:0], labels[:0])
+    with pytest.raises(DataError, match="choose k from 1 to 90"):
+        metrics.kmeans(embeddings, 91, Key.of(0))
+
+
+def test_pytorch_metric_learning_agrees() -> None:
+    pytest.importorskip("pytorch_metric_learning")
+    from pytorch_metric_learning.distances import LpDistance
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+    from pytorch_metric_learning.utils.inference import CustomKNN
+
+    embeddings, labels = clustered(200, 12)
+    calculator = AccuracyCalculator(
+        include=("precision_at_1", "mean_average_precision_at_r"),
+        k="max_bin_count",
+        knn_func=CustomKNN(LpDistance(normalize_embeddings=False)),
+        device=torch.device("cpu"),
+    )
+    theirs = calculator.get_accuracy(embeddings, labels)
+    ours = metrics.evaluate(embeddings, labels)
+    assert ours.r1 == pytest.approx(theirs["precision_at_1"], abs=1e-6)
+    assert ours.map_r == pytest.approx(theirs["mean_average_precision_at_r"], abs=1e-6)
+
+
+# Clusters
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mutual_information_is_scikit_learn_s(seed: int) -> None:
+    cluster = pytest.importorskip("sklearn.metrics")
+    a = Key.of(seed)("a").integers(torch.arange(200), 7)
+    b = torch.where(Key.of(seed)("keep").uniform(torch.arange(200)) < 0.6, a * 3, 1)
+    for x, y in ((a, b), (b, a), (a, a), (a, torch.zeros(200)), (torch.zeros(200), torch.ones(200))):
+        expected = cluster.normalized_mutual_info_score(x.numpy(), y.numpy())
+        assert metrics.normalised_mutual_information(x, y) == pytest.approx(expected, abs=1e-12)
+
+
+def test_kmeans_reaches_a_fixed_point() -> None:
+    embeddings, _ = clustered()
+    clusters = metrics.kmeans(embeddings, 9, Key.of(0), iterations=100)
+    centres = torch.stack([embeddings[clusters == c].mean(0) for c in range(9)])
+    assert torch.equal(geometry.distance_matrix(embeddings, centres).argmin(1), clusters)
+
+
+def test_kmeans_is_keyed_and_whatever_the_chunk() -> None:
+    embeddings, labels = clustered()
+    clusters = metrics.kmeans(embeddings, 9, Key.of(0))
+    assert torch.equal(clusters, metrics.kmeans(embeddings, 9, Key.of(0), chunk=7))
+    assert metrics.nmi(embeddings, labels, Key.of(0)) == metrics.nmi(embeddings, labels, Key.of(0))
+
+
+def test_empty_clusters_are_filled_while_there_are_points_to_fill_them() -> None:
+    # Five copies each of three points: random starts often coincide, and every cluster must still be used.
+    points = torch.eye(3).repeat(5, 1)
+    for seed in range(20):
+        assert len(metrics.kmeans(points, 3, Key.of(seed)).unique()) == 3
+    assert metrics.kmeans(torch.ones(6, 2), 4, Key.of(0)).isfinite().all()  # not enough points: no crash
+
+
+def test_separate_classes_give_full_nmi() -> None:
+    labels = torch.arange(60) % 3
+    points = torch.eye(3)[labels] + 0.01 * Key.of(0).normal(torch.arange(60), (3,), torch.float32)
+    assert metrics.nmi(points, labels, Key.of(1)) == pytest.approx(1.0)
