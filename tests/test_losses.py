@@ -1,5 +1,7 @@
 """Losses against plain loops, closed forms and torch."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from torch import Tensor
 from anchorhold import geometry, losses
 from anchorhold.random import Key
 from tests import reference
+from tests.reference import Rows
 
 
 def embeddings(rows: int = 6, columns: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -20,11 +23,11 @@ def embeddings(rows: int = 6, columns: int = 4) -> tuple[Tensor, Tensor, Tensor]
 @pytest.mark.parametrize("margin", [0.0, 0.2, 1.0])
 def test_triplet_matches_loops(margin: float) -> None:
     a, p, n = embeddings()
-    rows = [x.tolist() for x in (a, p, n)]
+    rows: tuple[Rows, Rows, Rows] = (a.tolist(), p.tolist(), n.tolist())
     assert float(losses.triplet(a, p, n, margin)) == pytest.approx(
-        reference.triplet(*rows, margin), abs=1e-12
+        reference.triplet(*rows, margin=margin), abs=1e-12
     )
-    slow = reference.triplet(*rows, margin, reference.cosine)
+    slow = reference.triplet(*rows, margin=margin, metric=reference.cosine)
     assert float(losses.triplet(a, p, n, margin, geometry.cosine)) == pytest.approx(slow, abs=1e-12)
 
 
@@ -69,12 +72,12 @@ def test_contrastive_without_active_pairs_is_the_pull_alone() -> None:
         lambda a, p, n: losses.contrastive(a, p, n, reduction="all"),
     ],
 )
-def test_gradients(loss: losses.Distance) -> None:
+def test_gradients(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     a, p, n = (x.clone().requires_grad_() for x in embeddings())
     assert torch.autograd.gradcheck(loss, (a, p, n))
     # Three times the same point: every distance is zero.
     x = embeddings()[0].float().requires_grad_()
-    (gradient,) = torch.autograd.grad(loss(x, x, x), x)  # type: ignore[call-arg]
+    (gradient,) = torch.autograd.grad(loss(x, x, x), x)
     assert gradient.isfinite().all()
 
 

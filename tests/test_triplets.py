@@ -71,6 +71,21 @@ def test_hardest_passes_over_duplicates() -> None:
     assert as_sets(negatives) == [{2, 3}, {0, 1}]  # nothing but duplicates: any negative
 
 
+def test_every_comparison_is_strict() -> None:
+    view = triplets.View(
+        distances=torch.tensor([[0.0, 0.5, 0.5, 0.625, 0.75]]),  # anchor, partner, and three negatives
+        same=torch.tensor([[True, True, False, False, False]]),
+        partners=torch.tensor([1]),
+        dimension=4,
+        margin=0.25,
+    )
+    _, negatives = triplets.SAMPLERS["semihard"](view)
+    assert as_sets(negatives) == [{3}]  # neither as near as the partner nor just at the margin
+    positives, negatives = triplets.SAMPLERS["softhard"](view)
+    assert as_sets(positives) == [{0, 1}]  # the partner is just as far as the nearest negative
+    assert as_sets(negatives) == [{2, 3, 4}]
+
+
 # Distance weights
 
 
@@ -126,7 +141,7 @@ def test_only_candidates_are_drawn(name: str) -> None:
 @pytest.mark.parametrize("name", ["random", "semihard", "softhard", "distance"])
 def test_draws_are_as_frequent_as_their_chances(name: str) -> None:
     embeddings, labels = batch(pairs=8)
-    draws = 3000
+    draws = 1000
     drawn = [triplets.mine(name, embeddings, labels, KEY(step)) for step in range(draws)]
     chances = [mask.double() for mask in triplets.candidates(name, embeddings, labels)]
     if name == "distance":
@@ -240,9 +255,9 @@ def test_errors_say_what_to_do() -> None:
 def test_a_large_batch_is_mined_in_no_time(name: str) -> None:
     embeddings, labels = batch(pairs=512, classes=100, dimension=512)
     embeddings = embeddings.float()
-    best = float("inf")
+    spent = []
     for _ in range(4):
-        start = time.perf_counter()
+        start = time.process_time()  # of this process alone: the machine may be busy with others
         triplets.mine(name, embeddings, labels, KEY)
-        best = min(best, time.perf_counter() - start)
-    assert best < 0.25  # 0.1 on an idle machine; this one may be busy
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.4  # about 0.06 on two cores, 0.03 by the clock

@@ -179,14 +179,15 @@ def test_a_run_folder_loads(tmp_path: Path) -> None:
     assert torch.equal(load_embedder(tmp_path).head.weight, model.head.weight)
 
 
-def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     path = Embedder(**SMALL).save(tmp_path / "m.safetensors")
     old = path.read_bytes()
 
-    def full(descriptor: int) -> None:
+    def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
+    monkeypatch.setattr(step, full)
     with pytest.raises(ModelError, match="No space left"):
         Embedder(**SMALL, seed=1).save(path)
     assert path.read_bytes() == old

@@ -1,6 +1,7 @@
 """The frozen view, full precision, and embedding everything."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -129,7 +130,15 @@ def _set_old() -> None:
 
 
 @pytest.mark.usefixtures("_precision")
-@pytest.mark.filterwarnings("error")
+def test_precise_is_silent() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with precise():
+            pass
+
+
+@pytest.mark.usefixtures("_precision")
+@pytest.mark.filterwarnings("ignore:Please use the new API settings")
 @pytest.mark.parametrize(
     "choose",
     [
@@ -141,7 +150,7 @@ def _set_old() -> None:
     ],
     ids=["default", "high", "medium", "allow_tf32", "fp32_precision"],
 )
-def test_precise_is_ieee_inside_and_puts_everything_back(choose) -> None:  # type: ignore[no-untyped-def]
+def test_precise_is_ieee_inside_and_puts_everything_back(choose: Callable[[], None]) -> None:
     choose()
     before = _settings()
     x = torch.rand(4, 4)
@@ -160,6 +169,30 @@ def test_precise_is_ieee_inside_and_puts_everything_back(choose) -> None:  # typ
     assert _settings() == before
     torch.set_float32_matmul_precision("high")  # and the user may go on setting it either way
     assert torch.get_float32_matmul_precision() == "high"
+
+
+@pytest.mark.usefixtures("_precision")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_precise_turns_tf32_off_on_the_gpu() -> None:
+    torch.set_float32_matmul_precision("high")
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand(256, 256, generator=generator)
+    images, kernels = (
+        torch.rand(4, 64, 16, 16, generator=generator),
+        torch.rand(64, 64, 3, 3, generator=generator),
+    )
+
+    def errors() -> tuple[float, float]:
+        product = (a.cuda() @ a.cuda()).cpu().double() - a.double() @ a.double()
+        maps = nn.functional.conv2d(images.cuda(), kernels.cuda()).cpu().double()
+        exact = nn.functional.conv2d(images.double(), kernels.double())
+        return product.abs().max().item(), (maps - exact).abs().max().item()
+
+    rough = errors()
+    with precise():
+        fine = errors()
+    assert all(f < r / 10 for f, r in zip(fine, rough))
+    assert errors() == rough
 
 
 def test_embed_all_joins_batches_in_full_precision(model: nn.Module) -> None:

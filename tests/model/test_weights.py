@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 import sys
 import tarfile
 import types
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import ModelError
+from anchorhold.model import weights
 from anchorhold.model.backbones import backbone
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.weights import load_weights, read_tensors
@@ -170,20 +172,72 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path: Path, zipped: bool, whe
     assert mark.exists()
 
 
-@FORMATS
-def test_reading_leaves_torch_as_it_was(tmp_path: Path, zipped: bool) -> None:
-    """BUILD on a function that is let through must not set attributes on it."""
-    path = tmp_path / "poison.pt"
-
-    class Poison:
-        def __reduce__(self) -> Any:
-            return torch._utils._rebuild_parameter, (torch.zeros(2), True, None), {"poisoned": 1}
-
-    torch.save(
-        {"state_dict": {"a": torch.ones(2)}, "p": Poison()}, path, _use_new_zipfile_serialization=zipped
+def _by_hand(opcodes: bytes) -> bytes:
+    """A checkpoint in the legacy format around opcodes that no pickler would write."""
+    head = (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION, {})
+    return (
+        b"".join(pickle.dumps(part, 2) for part in head) + b"\x80\x02" + opcodes + b"." + pickle.dumps([], 2)
     )
-    assert torch.equal(read_tensors(path)["a"], torch.ones(2))
+
+
+def test_the_legacy_header_is_read_as_data_too(tmp_path: Path) -> None:
+    path, mark = tmp_path / "evil.pt", tmp_path / "mark"
+    path.write_bytes(pickle.dumps(_Call(os.system, f"touch '{mark}'"), 2))
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_tensors(path)
+    assert not mark.exists()
+
+
+def test_objects_of_classes_that_were_made_by_a_call(tmp_path: Path) -> None:
+    path = tmp_path / "dill.pt"
+    made = (
+        b"cdill\n_create_type\n)R)\x81}b"  # a call makes the class, NEWOBJ an object of it, BUILD its state
+    )
+    path.write_bytes(_by_hand(b"(X\x01\x00\x00\x00a" + made + b"d"))
+    with pytest.raises(ModelError, match="no named tensors"):
+        read_tensors(path)
+
+
+def test_functions_that_are_let_through_cannot_be_changed(tmp_path: Path) -> None:
+    """BUILD sets attributes on whatever it is given: on a function, for the rest of the process."""
+    path = tmp_path / "poison.pt"
+    path.write_bytes(_by_hand(b"ctorch._utils\n_rebuild_parameter\n}X\x08\x00\x00\x00poisonedK\x01sb"))
+    with pytest.raises(ModelError, match="no named tensors"):
+        read_tensors(path)
     assert not hasattr(torch._utils._rebuild_parameter, "poisoned")
+    assert not hasattr(weights._parameter, "poisoned")
+    assert torch.load(path, weights_only=False).poisoned == 1  # the control
+    del torch._utils._rebuild_parameter.poisoned
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"(X\x06\x00\x00\x00modulecsome.where\nNet\nX\x04\x00\x00\x00a.pyX\x06\x00\x00\x00sourcetQ",
+        b"(X\x06\x00\x00\x00modulecsome.where\nNet\n)RX\x04\x00\x00\x00a.pyX\x06\x00\x00\x00sourcetQ",
+        b"\x82\x01)R",
+        b"K\x01K\x02\x85R",
+        b"ctorch\nUntypedStorage\nX\x01\x00\x00\x00x\x85R",
+    ],
+    ids=[
+        "module with source",
+        "made module with source",
+        "extension",
+        "call a number",
+        "storage from a name",
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_strange_opcodes_write_and_call_nothing(
+    tmp_path: Path, opcodes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # torch.load writes "patches" of changed sources to the working folder
+    monkeypatch.setattr("copyreg._extension_cache", {1: tmp_path.joinpath("called").mkdir})
+    path = tmp_path / "strange.pt"
+    path.write_bytes(_by_hand(opcodes))
+    with pytest.raises(ModelError):
+        read_tensors(path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @FORMATS
@@ -214,7 +268,10 @@ def test_every_kind_of_tensor_comes_out_as_it_went_in(tmp_path: Path, zipped: bo
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "backbone.", "encoder.", "attacker.model."])
 def test_wrappings(tmp_path: Path, nest: str, prefix: str) -> None:
     state, path = _tiny(), tmp_path / "w.ckpt"
-    inside = {f"{prefix}{name}": t for name, t in state.items()} | {f"{prefix}fc.weight": torch.zeros(1)}
+    inside = {f"{prefix}{name}": t for name, t in state.items()} | {
+        f"{prefix}fc.weight": torch.zeros(1),
+        f"{prefix}normalizer.new_mean": torch.zeros(1),
+    }
     torch.save({"step": torch.tensor(3), nest: inside, "lr": 0.1}, path)
     assert _equal(_load_tiny(path)[0], state)
 

@@ -1,5 +1,6 @@
 """How attack code sees a model: a frozen view, and full precision for whatever is measured."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,6 +65,14 @@ def _precisions() -> list[Any]:
     ]
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    # Up to torch 2.11 or so the old setters advise the new ones; we use both, for a reason.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings", UserWarning)
+        yield
+
+
 def _readable(read: Callable[[], Any]) -> Any:
     # The old getters raise once precision was set through the new ones; then there is nothing to restore.
     try:
@@ -82,20 +91,23 @@ def precise() -> Iterator[None]:
     """
     places = _precisions()
     before = [place.fp32_precision for place in places]
-    matmul = _readable(torch.get_float32_matmul_precision)
-    cudnn = _readable(lambda: torch.backends.cudnn.allow_tf32)
+    with _quiet():
+        matmul = _readable(torch.get_float32_matmul_precision)
+        cudnn = _readable(lambda: torch.backends.cudnn.allow_tf32)
     try:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        with _quiet():
+            torch.set_float32_matmul_precision("highest")
+            torch.backends.cudnn.allow_tf32 = False
         for place in places:
             place.fp32_precision = "ieee"
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:
-        if matmul is not None:
-            torch.set_float32_matmul_precision(matmul)
-        if cudnn is not None:
-            torch.backends.cudnn.allow_tf32 = cudnn
+        with _quiet():
+            if matmul is not None:
+                torch.set_float32_matmul_precision(matmul)
+            if cudnn is not None:
+                torch.backends.cudnn.allow_tf32 = cudnn
         for place, value in zip(places, before):
             place.fp32_precision = value
 

@@ -1,0 +1,240 @@
+"""fit and resume: what a run leaves behind, and that nothing but the settings decides it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import anchorhold as ah
+from anchorhold.defences import DEFENCES, Defence, Step
+from anchorhold.defences.natural import NaturalSettings
+from anchorhold.errors import Interrupted, RunError
+from anchorhold.settings import settings_from
+
+TINY: dict[str, Any] = {
+    "train": {"epochs": 2, "evaluate_every": 1, "checkpoint_seconds": 0, "collapse_warmup": 9},
+    "batch": {"pairs": 32},
+    "model": {"dim": 16},
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits() -> ah.Dataset:
+    return ah.dataset("digits")
+
+
+def with_(**sections: dict[str, Any]) -> dict[str, Any]:
+    return {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in {*TINY, *sections}}
+
+
+def fit(digits: ah.Dataset, out: Path, recipe: str = "hm-lga", **sections: dict[str, Any]) -> Any:
+    return ah.fit(None, digits, recipe, out, overrides=with_(**sections), device="cpu")
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return load_file(path / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    first, second = weights(a), weights(b)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+# What a run leaves behind -----------------------------------------------------------------------------------
+
+
+def test_a_run_folder_holds_everything(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", train={"attack_eps": 0.05, "attack_steps": 2, "attack_queries": 50})
+    info, rows = run.read_json(), run.metrics()
+    assert info["status"] == "done" and info["settings"]["defence"]["name"] == "hardness"
+    assert info["data"]["images"] == [901, 896] and info["data"]["train"] == digits.train.fingerprint()
+    assert [row["epoch"] for row in rows] == [1, 2] and rows[-1]["step"] == 2 * 29
+    for name in ("loss", "hardness_before", "hardness_after", "active_first", "separability", "r1", "map_r", "r1_attacked"):
+        assert isinstance(rows[-1][name], float), name
+    assert rows[-1]["r1_attacked"] < rows[-1]["r1"] and info["image_steps"] > 0
+    assert rows[-1]["hardness_after"] >= rows[-1]["hardness_before"]
+    model = ah.load(tmp_path / "run")
+    from anchorhold.metrics import evaluate
+    from anchorhold.model.frozen import embed_all, frozen
+
+    with frozen(model) as embed:
+        e = embed_all(embed, [digits.test.images.permute(0, 3, 1, 2) / 255])
+    assert 100 * evaluate(e, digits.test.labels).r1 == pytest.approx(rows[-1]["r1"])
+
+
+def test_training_learns(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", "natural", train={"epochs": 4})
+    rows = run.metrics()
+    assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["r1"] > 75
+
+
+def test_the_seed_decides_and_nothing_else(digits: ah.Dataset, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    fit(digits, tmp_path / "a", train={"epochs": 1})
+    torch.manual_seed(2)
+    fit(digits, tmp_path / "b", train={"epochs": 1, "checkpoint_seconds": 99, "evaluate_every": 7})
+    fit(digits, tmp_path / "c", train={"epochs": 1, "seed": 1})
+    assert same(tmp_path / "a", tmp_path / "b")
+    assert not same(tmp_path / "a", tmp_path / "c")
+
+
+def test_class_batches(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", batch={"kind": "classes", "classes": 5, "instances": 8}, train={"epochs": 1})
+    assert run.metrics()[-1]["step"] == 901 // 40
+
+
+def test_a_model_of_your_own(digits: ah.Dataset, tmp_path: Path) -> None:
+    model = ah.Embedder("mlp", dim=8, channels=1, size=8)
+    before = model.head.weight.clone()
+    run = ah.fit(model, digits, "natural", tmp_path / "run", overrides=with_(train={"epochs": 1}), device="cpu")
+    assert run.read_json()["settings"]["model"]["backbone"] == "mlp"
+    assert not torch.equal(before, model.head.weight)
+    with pytest.raises(RunError, match="anchorhold resume"):
+        ah.fit(model, digits, "natural", tmp_path / "run", device="cpu")
+
+
+# Resume -----------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys, torch, anchorhold as ah, json
+torch.set_num_threads(1)
+out, overrides = sys.argv[1], json.loads(sys.argv[2])
+import pathlib
+if (pathlib.Path(out) / "run.json").exists():
+    ah.resume(out, device="cpu")
+else:
+    ah.fit(None, ah.dataset("digits"), "hm-lga", out, overrides=overrides, device="cpu")
+"""
+
+
+def test_killed_at_random_steps_and_resumed_ends_with_the_same_weights(digits: ah.Dataset, tmp_path: Path) -> None:
+    fit(digits, tmp_path / "alone")
+    overrides = with_(data={"name": "digits"})
+    chance, killed = random.Random(5), 0
+    for _ in range(40):
+        child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "killed"), json.dumps(overrides)])
+        try:
+            # Wait until it trains, then kill it some steps later; the last ones are let go to the end.
+            begun = time.monotonic()
+            last = tmp_path / "killed" / "last.safetensors"
+            stamp = last.stat().st_mtime_ns if last.exists() else 0
+            while child.poll() is None and killed < 3 and time.monotonic() - begun < 60:
+                if last.exists() and last.stat().st_mtime_ns != stamp:
+                    time.sleep(chance.uniform(0, 0.4))
+                    os.kill(child.pid, signal.SIGKILL)
+                    break
+                time.sleep(0.005)
+            if child.wait(120) == 0:
+                break
+            killed += 1
+        finally:
+            child.kill()
+    assert killed >= 2, "no run was killed before its end"
+    assert same(tmp_path / "alone", tmp_path / "killed")
+    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in ah_run.metrics()]
+            for ah_run in (_run(tmp_path / "alone"), _run(tmp_path / "killed"))]  # fmt: skip
+    assert rows[0] == rows[1]
+
+
+def _run(path: Path) -> Any:
+    from anchorhold.record import Run
+
+    return Run(path)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(digits, tmp_path / "alone", "natural")
+
+    def interrupting(step: Step, settings: Any) -> Any:
+        if step.epoch == 1 and "asked" not in step.state:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield from DEFENCES_BEFORE["natural"].run(step, settings)
+
+    DEFENCES_BEFORE = dict(DEFENCES)
+    monkeypatch.setitem(DEFENCES, "natural", Defence(interrupting, NaturalSettings))
+    with pytest.raises(Interrupted, match=r"step 30; to go on: anchorhold resume"):
+        fit(digits, tmp_path / "run", "natural", train={"checkpoint_seconds": 999})
+    assert _run(tmp_path / "run").read_json()["status"] == "interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # handlers are put back
+    monkeypatch.setitem(DEFENCES, "natural", DEFENCES_BEFORE["natural"])
+    ah.resume(tmp_path / "run", device="cpu")
+    assert same(tmp_path / "alone", tmp_path / "run")
+
+
+def test_resume_refuses_other_data_and_finished_runs_stay(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", "natural", train={"epochs": 1})
+    stamp = (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns
+    ah.resume(tmp_path / "run", device="cpu")
+    assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == stamp
+    run.update_json(status="interrupted", data={**run.read_json()["data"], "train": "other"})
+    with pytest.raises(RunError, match="data of .* have changed"):
+        ah.resume(tmp_path / "run", device="cpu")
+    with pytest.raises(RunError, match=r"no run\.json"):
+        ah.resume(tmp_path / "nowhere")
+
+
+# When to stop -----------------------------------------------------------------------------------------------
+
+
+def test_nan_stops_and_keeps_the_last_good_checkpoint(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    natural = DEFENCES["natural"].run
+
+    def poisoned(step: Step, settings: Any) -> Any:
+        for loss in natural(step, settings):
+            yield loss * (float("nan") if step.epoch == 1 else 1.0)
+
+    monkeypatch.setitem(DEFENCES, "natural", Defence(poisoned, NaturalSettings))
+    with pytest.raises(RunError, match="loss became NaN or infinite in epoch 2"):
+        fit(digits, tmp_path / "run", "natural")
+    run = _run(tmp_path / "run")
+    assert run.read_json()["status"] == "stopped" and "NaN" in run.read_json()["reason"]
+    tensors, state = run.load()
+    assert state["step"] <= 29 and all(t.isfinite().all() for t in tensors.values())
+
+
+def test_collapse_stops_with_the_reason_or_warns(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def collapsing(step: Step, settings: Any) -> Any:
+        e = step.embed(step.batch.images)
+        yield (e - e.mean(0).detach()).square().sum(1).mean()
+
+    monkeypatch.setitem(DEFENCES, "natural", Defence(collapsing, NaturalSettings))
+    setting = {"epochs": 6, "collapse_warmup": 1, "checkpoint_seconds": 0}
+    with pytest.raises(RunError, match=r"the model collapsed by epoch \d: separability .* last good checkpoint is kept"):
+        fit(digits, tmp_path / "stop", "natural", train=setting, optimiser={"lr": 0.01})
+    assert _run(tmp_path / "stop").read_json()["status"] == "stopped"
+    run = fit(digits, tmp_path / "warn", "natural", train={**setting, "on_collapse": "warn"}, optimiser={"lr": 0.01})
+    assert run.read_json()["status"] == "done" and run.metrics()[-1]["mean_distance"] < 1e-3
+
+
+def test_precision_needs_its_device(digits: ah.Dataset, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="needs a GPU"):
+        fit(digits, tmp_path / "run", train={"precision": "bf16"})
+    if not torch.cuda.is_available():
+        with pytest.raises(RunError, match="no CUDA device"):
+            ah.fit(None, digits, "natural", tmp_path / "other", device="cuda")
+
+
+def test_settings_reach_the_defence(digits: ah.Dataset, tmp_path: Path) -> None:
+    settings = settings_from("hm-lga", {"data": {"name": "digits"}, "defence": {"destination": "semihard"}})
+    assert settings.defence.destination == "semihard"
