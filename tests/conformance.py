@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold import geometry, losses, metrics, triplets
+from anchorhold import Ball, Budget, ascend, geometry, losses, metrics, triplets
+from anchorhold.defences.hardness import lga, raise_hardness
 from anchorhold.errors import AnchorholdError
 from anchorhold.random import Key
 
 NUMBER = 1e-6  # any value
-PIXEL = 1e-5  # perturbations in units of 1/255, which the file gives to six places
+DRAWS = 400  # made by the file's author for each reachable set
 
 Oracle = dict[str, Any]
 Case = tuple[str, float, float]  # name, largest deviation, tolerance
@@ -123,11 +124,60 @@ def check_miners(oracle: Oracle) -> Iterator[Case]:
 
 
 def _mismatches(mask: Tensor, listed: list[list[float]]) -> float:
-    """How many samples are in one of the two sets only, over all anchors."""
+    """How many samples are in one of the two sets only, over all anchors.
+
+    A candidate that the draws may well have missed (by chance above one in a million) is no mismatch.
+    """
     if len(mask) != len(listed):
         return torch.inf
-    ours = [set(row.nonzero().squeeze(1).tolist()) for row in mask]
-    return float(sum(len(mine ^ set(numbers(row).tolist())) for mine, row in zip(ours, listed)))
+    total = 0
+    for row, theirs in zip(mask, listed):
+        ours, found = set(row.nonzero().squeeze(1).tolist()), set(numbers(theirs).tolist())
+        rare = (1 - 1 / max(len(ours), 1)) ** DRAWS > 1e-6
+        total += len(found - ours) + (0 if rare else len(ours - found))
+    return float(total)
+
+
+def check_inner_pgd(oracle: Oracle) -> Iterator[Case]:
+    """Hardness manipulation and min-max: perturbations in 1/255, hardness before and after, training loss."""
+    section, net = oracle["inner_pgd"], oracle["pgd_attacks"]
+    embed = _net(net)
+    images = numbers(net["images"])[: len(section["labels"])]
+    labels, label_error = whole(section["labels"])
+    steps, step_error = whole(section["iters"])
+    hard, hard_error = whole(section["triplets_hard"])
+    chosen, chosen_error = whole(section["HM_triplets"])
+    yield "whole numbers", max(label_error, step_error, hard_error, chosen_error), NUMBER
+    mined = triplets.mine("hardest", embed(images), labels, Key.of(0))
+    yield "triplets_hard", deviation(torch.stack([mined.anchor, mined.positive, mined.negative]), hard.tolist()), 0.0
+    destination = lga(numbers(section["HM_prev_loss"]), 0.2)
+    yield "HM_dest_hardness", deviation(destination, section["HM_dest_hardness"]), NUMBER
+
+    def climb(which: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        units = images[which.T]
+        ball, budget = Ball(float(section["eps"])), Budget(int(steps), float(section["alpha"]))
+        found = ascend(embed, units, raise_hardness(goal.expand(len(units))), ball, budget).images
+        before, after = (embed(x.flatten(0, 1)).unflatten(0, (-1, 3)) for x in (units, found))
+        return ((found - units) * 255).transpose(0, 1).flatten(0, 1), before, after
+
+    shift, before, after = climb(chosen, destination)
+    yield "HM_delta", deviation(shift, section["HM_delta_in_255_anc_pos_neg"]), NUMBER
+    yield "HM_hardness_before", deviation(triplets.hardness(*before.unbind(1)), section["HM_hardness_before"]), NUMBER
+    yield "HM_hardness_after", deviation(triplets.hardness(*after.unbind(1)), section["HM_hardness_after"]), NUMBER
+    yield "HM_train_loss", deviation(losses.triplet(*after.unbind(1), 0.2), section["HM_train_loss"]), NUMBER
+    ics = losses.triplet(before[:, 0], after[:, 0], before[:, 1], 0.0)
+    yield "ICS_term_on_HM_output", deviation(ics, section["ICS_term_on_HM_output"]), NUMBER
+    shift, before, after = climb(hard, torch.tensor(2.0, dtype=torch.float64))  # min-max is HM[S, 2]
+    yield "minmax_delta", deviation(shift, section["minmax_delta_in_255_anc_pos_neg"]), NUMBER
+    yield "minmax_hardness_after", deviation(triplets.hardness(*after.unbind(1)), section["minmax_hardness_after"]), NUMBER
+
+
+def _net(section: Oracle) -> Callable[[Tensor], Tensor]:
+    """The file's own small net, onto the sphere."""
+    w1, b1, w2, b2 = (numbers(section[name]) for name in ("W1", "b1", "W2", "b2"))
+    if section["act"] != "tanh":
+        raise ValueError(f"no activation is called {section['act']}")
+    return lambda x: geometry.unit(torch.tanh(x @ w1.T + b1) @ w2.T + b2)
 
 
 SECTIONS: dict[str, Callable[[Oracle], Iterator[Case]] | None] = {
@@ -137,8 +187,9 @@ SECTIONS: dict[str, Callable[[Oracle], Iterator[Case]] | None] = {
     "miners": check_miners,
     "selectors": None,
     "pgd_attacks": None,
-    "inner_pgd": None,
+    "inner_pgd": check_inner_pgd,
 }
+PARTS = {"inner_pgd": "ACT"}  # what a covered section holds beyond what is built
 
 
 def read(path: Path) -> Oracle:
@@ -188,6 +239,8 @@ def main(arguments: list[str]) -> int:
             print(f"{section:14} missing from the file")
         elif check is None:
             print(f"{section:14} skipped (not built yet)")
+        elif section in PARTS:
+            print(f"{section:14} {PARTS[section]} skipped (not built yet)")
     for section in oracle.keys() - SECTIONS.keys() - {"about"}:
         print(f"{section:14} skipped (no such section is known)")
     print(f"FAILED: {', '.join(failed)}" if failed else "all that was replayed agrees")

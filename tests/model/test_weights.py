@@ -232,7 +232,7 @@ def test_strange_opcodes_write_and_call_nothing(
     tmp_path: Path, opcodes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # torch.load writes "patches" of changed sources to the working folder
-    monkeypatch.setattr("copyreg._extension_cache", {1: tmp_path.joinpath("called").mkdir})
+    monkeypatch.setattr("pickle._extension_cache", {1: tmp_path.joinpath("called").mkdir})
     path = tmp_path / "strange.pt"
     path.write_bytes(_by_hand(opcodes))
     with pytest.raises(ModelError):
