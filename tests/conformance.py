@@ -149,7 +149,11 @@ def check_inner_pgd(oracle: Oracle) -> Iterator[Case]:
     chosen, chosen_error = whole(section["HM_triplets"])
     yield "whole numbers", max(label_error, step_error, hard_error, chosen_error), NUMBER
     mined = triplets.mine("hardest", embed(images), labels, Key.of(0))
-    yield "triplets_hard", deviation(torch.stack([mined.anchor, mined.positive, mined.negative]), hard.tolist()), 0.0
+    yield (
+        "triplets_hard",
+        deviation(torch.stack([mined.anchor, mined.positive, mined.negative]), hard.tolist()),
+        0.0,
+    )
     destination = lga(numbers(section["HM_prev_loss"]), 0.2)
     yield "HM_dest_hardness", deviation(destination, section["HM_dest_hardness"]), NUMBER
 
@@ -162,14 +166,26 @@ def check_inner_pgd(oracle: Oracle) -> Iterator[Case]:
 
     shift, before, after = climb(chosen, destination)
     yield "HM_delta", deviation(shift, section["HM_delta_in_255_anc_pos_neg"]), NUMBER
-    yield "HM_hardness_before", deviation(triplets.hardness(*before.unbind(1)), section["HM_hardness_before"]), NUMBER
-    yield "HM_hardness_after", deviation(triplets.hardness(*after.unbind(1)), section["HM_hardness_after"]), NUMBER
+    yield (
+        "HM_hardness_before",
+        deviation(triplets.hardness(*before.unbind(1)), section["HM_hardness_before"]),
+        NUMBER,
+    )
+    yield (
+        "HM_hardness_after",
+        deviation(triplets.hardness(*after.unbind(1)), section["HM_hardness_after"]),
+        NUMBER,
+    )
     yield "HM_train_loss", deviation(losses.triplet(*after.unbind(1), 0.2), section["HM_train_loss"]), NUMBER
     ics = losses.triplet(before[:, 0], after[:, 0], before[:, 1], 0.0)
     yield "ICS_term_on_HM_output", deviation(ics, section["ICS_term_on_HM_output"]), NUMBER
     shift, before, after = climb(hard, torch.tensor(2.0, dtype=torch.float64))  # min-max is HM[S, 2]
     yield "minmax_delta", deviation(shift, section["minmax_delta_in_255_anc_pos_neg"]), NUMBER
-    yield "minmax_hardness_after", deviation(triplets.hardness(*after.unbind(1)), section["minmax_hardness_after"]), NUMBER
+    yield (
+        "minmax_hardness_after",
+        deviation(triplets.hardness(*after.unbind(1)), section["minmax_hardness_after"]),
+        NUMBER,
+    )
 
 
 def _net(section: Oracle) -> Callable[[Tensor], Tensor]:

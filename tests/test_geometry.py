@@ -11,9 +11,7 @@ from anchorhold.random import Key
 from tests import reference
 
 
-def points(
-    rows: int, columns: int = 6, purpose: str = "points", dtype: torch.dtype = torch.float64
-) -> Tensor:
+def points(rows: int, columns: int = 6, purpose: str = "points", dtype: torch.dtype = torch.float64) -> Tensor:
     return Key.of(0)(purpose).normal(torch.arange(rows), (columns,), dtype)
 
 
@@ -107,9 +105,7 @@ def test_autocast_does_not_reach_in(distance: geometry.Distance) -> None:
 def test_retrieve_matches_loops_with_ties_and_without_self(chunk: int) -> None:
     gallery, labels = grid(40), torch.arange(40) % 3
     own = torch.arange(40).where(torch.arange(40) % 4 > 0, -1)
-    found = geometry.retrieve(
-        gallery, gallery, 9, query_labels=labels, gallery_labels=labels, exclude=own, chunk=chunk
-    )
+    found = geometry.retrieve(gallery, gallery, 9, query_labels=labels, gallery_labels=labels, exclude=own, chunk=chunk)
     for q, row in enumerate(gallery.tolist()):
         distances = [reference.distance(row, x) for x in gallery.tolist()]
         expected = reference.ordered(distances, int(own[q]))[:9]

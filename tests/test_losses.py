@@ -14,9 +14,7 @@ from tests.reference import Rows
 
 
 def embeddings(rows: int = 6, columns: int = 4) -> tuple[Tensor, Tensor, Tensor]:
-    a, p, n = (
-        geometry.unit(Key.of(0)(part).normal(torch.arange(rows), (columns,))) for part in ("a", "p", "n")
-    )
+    a, p, n = (geometry.unit(Key.of(0)(part).normal(torch.arange(rows), (columns,))) for part in ("a", "p", "n"))
     return a, p, geometry.unit(torch.cat([a[:2] + 0.3 * n[:2], n[2:]]))  # the first two pairs are near
 
 
@@ -24,9 +22,7 @@ def embeddings(rows: int = 6, columns: int = 4) -> tuple[Tensor, Tensor, Tensor]
 def test_triplet_matches_loops(margin: float) -> None:
     a, p, n = embeddings()
     rows: tuple[Rows, Rows, Rows] = (a.tolist(), p.tolist(), n.tolist())
-    assert float(losses.triplet(a, p, n, margin)) == pytest.approx(
-        reference.triplet(*rows, margin=margin), abs=1e-12
-    )
+    assert float(losses.triplet(a, p, n, margin)) == pytest.approx(reference.triplet(*rows, margin=margin), abs=1e-12)
     slow = reference.triplet(*rows, margin=margin, metric=reference.cosine)
     assert float(losses.triplet(a, p, n, margin, geometry.cosine)) == pytest.approx(slow, abs=1e-12)
 

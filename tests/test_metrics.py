@@ -21,9 +21,7 @@ def one_query(hits: set[int], count: int) -> metrics.Metrics:
     """Protocol 8.3: items at distance i / count from the query, which is item 0; `hits` share its label."""
     gallery = torch.arange(count, dtype=torch.float64).unsqueeze(1) / count
     labels = torch.tensor([1 if i in hits else 0 for i in range(count)])
-    return metrics.evaluate(
-        gallery[:1], labels[:1], gallery=gallery, gallery_labels=labels, self_ids=torch.tensor([0])
-    )
+    return metrics.evaluate(gallery[:1], labels[:1], gallery=gallery, gallery_labels=labels, self_ids=torch.tensor([0]))
 
 
 # Exact cases

@@ -30,7 +30,7 @@ def test_checkpoints_come_back_and_the_one_before_is_kept(tmp_path: Path) -> Non
     last.write_bytes(last.read_bytes()[:-3])
     assert (run.load() or ({}, {}))[1] == {"step": 1}  # a truncated one falls back to the one before
     (tmp_path / "previous.safetensors").write_bytes(b"no")
-    with pytest.raises(RunError, match="no checkpoint in .* can be read"):
+    with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
         run.load()
 
 
@@ -38,10 +38,16 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {})
     run.save({"w": torch.ones(1)}, {"step": 1})
     full = OSError(errno.ENOSPC, "No space left on device")
-    with mock.patch("safetensors.torch.save_file", side_effect=full), pytest.raises(RunError, match="disk is full"):
+    with (
+        mock.patch("safetensors.torch.save_file", side_effect=full),
+        pytest.raises(RunError, match="disk is full"),
+    ):
         run.save({"w": torch.zeros(1)}, {"step": 2})
     assert (run.load() or ({}, {}))[1] == {"step": 1}
-    with mock.patch.object(Path, "write_text", side_effect=full), pytest.raises(RunError, match="disk is full"):
+    with (
+        mock.patch.object(Path, "write_text", side_effect=full),
+        pytest.raises(RunError, match="disk is full"),
+    ):
         run.update_json(status="done")
     assert "status" not in run.read_json()
     assert not list(tmp_path.glob(".*part"))
@@ -85,4 +91,6 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
 def test_provenance_says_versions_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANCHORHOLD_COMMIT", "abc")
     said = provenance(torch.device("cpu"))
-    assert said["commit"] == "abc" and said["versions"]["torch"] == torch.__version__.split("+")[0] or said["versions"]
+    assert (said["commit"] == "abc" and said["versions"]["torch"] == torch.__version__.split("+")[0]) or said[
+        "versions"
+    ]

@@ -47,7 +47,9 @@ def test_values_per_data_set_and_order_of_layers(tmp_path: Path) -> None:
 
 
 def test_values_take_the_type_of_their_key() -> None:
-    s = settings_from("hm-lga", sets("defence.eps=4/255", "data.flip=false", "train.epochs=3", "defence.destination=-0.1"))
+    s = settings_from(
+        "hm-lga", sets("defence.eps=4/255", "data.flip=false", "train.epochs=3", "defence.destination=-0.1")
+    )
     assert s.defence.eps == 4 / 255 and s.data.flip is False and s.train.epochs == 3
     assert s.defence.destination == -0.1
     assert settings_from("hm-lga", sets("defence.destination=semihard")).defence.destination == "semihard"

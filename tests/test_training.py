@@ -66,7 +66,16 @@ def test_a_run_folder_holds_everything(digits: ah.Dataset, tmp_path: Path) -> No
     assert info["status"] == "done" and info["settings"]["defence"]["name"] == "hardness"
     assert info["data"]["images"] == [901, 896] and info["data"]["train"] == digits.train.fingerprint()
     assert [row["epoch"] for row in rows] == [1, 2] and rows[-1]["step"] == 2 * 29
-    for name in ("loss", "hardness_before", "hardness_after", "active_first", "separability", "r1", "map_r", "r1_attacked"):
+    for name in (
+        "loss",
+        "hardness_before",
+        "hardness_after",
+        "active_first",
+        "separability",
+        "r1",
+        "map_r",
+        "r1_attacked",
+    ):
         assert isinstance(rows[-1][name], float), name
     assert rows[-1]["r1_attacked"] < rows[-1]["r1"] and info["image_steps"] > 0
     assert rows[-1]["hardness_after"] >= rows[-1]["hardness_before"]
@@ -148,8 +157,10 @@ def test_killed_at_random_steps_and_resumed_ends_with_the_same_weights(digits: a
             child.kill()
     assert killed >= 2, "no run was killed before its end"
     assert same(tmp_path / "alone", tmp_path / "killed")
-    rows = [[{k: v for k, v in row.items() if k != "seconds"} for row in ah_run.metrics()]
-            for ah_run in (_run(tmp_path / "alone"), _run(tmp_path / "killed"))]  # fmt: skip
+    rows = [
+        [{k: v for k, v in row.items() if k != "seconds"} for row in ah_run.metrics()]
+        for ah_run in (_run(tmp_path / "alone"), _run(tmp_path / "killed"))
+    ]
     assert rows[0] == rows[1]
 
 
@@ -159,7 +170,9 @@ def _run(path: Path) -> Any:
     return Run(path)
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_saves_and_says_how_to_go_on(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fit(digits, tmp_path / "alone", "natural")
 
     def interrupting(step: Step, settings: Any) -> Any:
@@ -184,7 +197,7 @@ def test_resume_refuses_other_data_and_finished_runs_stay(digits: ah.Dataset, tm
     ah.resume(tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "model.safetensors").stat().st_mtime_ns == stamp
     run.update_json(status="interrupted", data={**run.read_json()["data"], "train": "other"})
-    with pytest.raises(RunError, match="data of .* have changed"):
+    with pytest.raises(RunError, match=r"data of .* have changed"):
         ah.resume(tmp_path / "run", device="cpu")
     with pytest.raises(RunError, match=r"no run\.json"):
         ah.resume(tmp_path / "nowhere")
@@ -220,7 +233,9 @@ def test_collapse_stops_with_the_reason_or_warns(
 
     monkeypatch.setitem(DEFENCES, "natural", Defence(collapsing, NaturalSettings))
     setting = {"epochs": 6, "collapse_warmup": 1, "checkpoint_seconds": 0}
-    with pytest.raises(RunError, match=r"the model collapsed by epoch \d: separability .* last good checkpoint is kept"):
+    with pytest.raises(
+        RunError, match=r"the model collapsed by epoch \d: separability .* last good checkpoint is kept"
+    ):
         fit(digits, tmp_path / "stop", "natural", train=setting, optimiser={"lr": 0.01})
     assert _run(tmp_path / "stop").read_json()["status"] == "stopped"
     run = fit(digits, tmp_path / "warn", "natural", train={**setting, "on_collapse": "warn"}, optimiser={"lr": 0.01})

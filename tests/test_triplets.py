@@ -113,9 +113,7 @@ def test_distance_weights_are_never_nan(bad: float) -> None:
 
 
 def test_without_cut_offs_the_nearest_negative_wins_at_512() -> None:
-    weights = triplets.distance_weights(
-        torch.tensor([[0.0, 1.0, 1.1]]), torch.tensor([[True, False, False]]), 512
-    )
+    weights = triplets.distance_weights(torch.tensor([[0.0, 1.0, 1.1]]), torch.tensor([[True, False, False]]), 512)
     assert weights[0, 1] > 0.999
     cut = triplets.distance_weights(
         torch.tensor([[0.0, 0.2, 0.4]]), torch.tensor([[True, False, False]]), 512, lower=0.5, upper=1.4

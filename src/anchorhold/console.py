@@ -29,7 +29,10 @@ class Silent:
 
     @contextmanager
     def task(self, name: str, total: int) -> Iterator[Advance]:
-        yield lambda done, note="": None
+        def advance(done: int, note: str = "") -> None:
+            return
+
+        yield advance
 
 
 class Console:
@@ -53,8 +56,14 @@ class Console:
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-                   TextColumn("{task.fields[rate]}"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))  # fmt: skip
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
         with Progress(*columns, console=Terminal(stderr=True)) as progress:
             task = progress.add_task(name, total=total, rate="", note="")
             begun, first = time.monotonic(), -1
@@ -89,7 +98,7 @@ def duration(seconds: float) -> str:
     """Time in words.
 
     >>> duration(75), duration(8), duration(7300)
-    ('1 min 15 s', '8 s', '2 h 2 min')
+    ('1 min 15 s', '8 s', '2 h 1 min')
     """
     whole = max(round(seconds), 0)
     if whole < 60:

@@ -35,9 +35,13 @@ def run_demo(out: Path, *, seed: int = 0, report: Report, overrides: Mapping[str
     cpu = torch.device("cpu")
     digits = dataset("digits")
     result: dict[str, Any] = {
-        "schema": "anchorhold.demo/1", "seed": seed, "epsilons": list(EPSILONS), "queries": len(digits.test),
-        "attack": {"objective": "margin", "steps": STEPS, "restarts": RESTARTS, "norm": "linf"}, **provenance(cpu),
-    }  # fmt: skip
+        "schema": "anchorhold.demo/1",
+        "seed": seed,
+        "epsilons": list(EPSILONS),
+        "queries": len(digits.test),
+        "attack": {"objective": "margin", "steps": STEPS, "restarts": RESTARTS, "norm": "linf"},
+        **provenance(cpu),
+    }
     for name, recipe in RECIPES.items():
         changes = {**(overrides or {}), "data": {"name": "digits"}}
         changes["train"] = {**changes.get("train", {}), "seed": seed}
@@ -54,7 +58,12 @@ def run_demo(out: Path, *, seed: int = 0, report: Report, overrides: Mapping[str
                 kept = recall_under_attack(model, test, gallery, Ball(eps), attack_budget(eps), key)
                 curve.append(round(kept, 2))
                 advance(done, f"ε = {eps}: R@1 {kept:.1f}")
-        result[name] = {"recipe": recipe, "run": str(run.path), "clean": round(clean["r1"], 2), "attacked": curve}
+        result[name] = {
+            "recipe": recipe,
+            "run": str(run.path),
+            "clean": round(clean["r1"], 2),
+            "attacked": curve,
+        }
     with atomic(out / "demo.json") as temporary:
         temporary.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return result
@@ -66,5 +75,10 @@ def table(result: Mapping[str, Any]) -> str:
     rows = [[name, *(f"{v:.1f}" for v in (result[name]["clean"], *result[name]["attacked"]))] for name in RECIPES]
     lines = ["".join(f"{cell:>10}" if i else f"{cell:10}" for i, cell in enumerate(row)) for row in [head, *rows]]
     attack = result["attack"]
-    return "\n".join([*lines, f"untargeted attack on R@1, Linf, {attack['steps']} steps, {attack['restarts']} restarts, "
-                              f"{result['queries']} queries"])  # fmt: skip
+    return "\n".join(
+        [
+            *lines,
+            f"untargeted attack on R@1, Linf, {attack['steps']} steps, {attack['restarts']} restarts, "
+            f"{result['queries']} queries",
+        ]
+    )

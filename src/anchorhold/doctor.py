@@ -13,7 +13,10 @@ __all__ = ["findings"]
 
 def findings() -> Iterator[tuple[str, str]]:
     """(sign, sentence) for each thing looked at: ✓ is well, ! deserves a look, ✗ must be mended."""
-    yield ("✓" if sys.version_info >= (3, 11) else "✗"), f"Python {platform.python_version()} on {platform.platform()}"
+    yield (
+        ("✓" if sys.version_info >= (3, 11) else "✗"),
+        f"Python {platform.python_version()} on {platform.platform()}",
+    )
     for name in ("anchorhold", "torch", "torchvision", "timm", "safetensors", "scikit-learn"):
         try:
             yield "✓", f"{name} {metadata.version(name)}"

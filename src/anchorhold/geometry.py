@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anchorhold.errors import DataError
+from .errors import DataError
 
 __all__ = [
     "Distance",

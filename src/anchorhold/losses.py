@@ -4,14 +4,15 @@ Both take embeddings as they come (the recipes give unit vectors) and count ever
 written out rather than taken from torch, because torch refuses a margin of zero, which ICS needs.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from anchorhold.geometry import Distance, euclidean
+from .geometry import Distance, euclidean
 
-__all__ = ["contrastive", "contrastive_terms", "triplet"]
+__all__ = ["LOSSES", "contrastive", "contrastive_terms", "triplet"]
 
 
 def triplet(
@@ -64,4 +65,4 @@ def contrastive(
     return pull.mean() + push.sum() / (push > 0).sum().clamp(min=1)
 
 
-LOSSES = {"triplet": triplet, "contrastive": contrastive}
+LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {"triplet": triplet, "contrastive": contrastive}

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorhold.errors import DataError
-from anchorhold.geometry import distance_rows
-from anchorhold.random import Key
+from .errors import DataError
+from .geometry import distance_rows
+from .random import Key
 
 __all__ = [
     "Metrics",

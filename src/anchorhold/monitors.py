@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from .attacks.recall import Gallery, attack_recall
+from .console import Report
 from .data.batches import pair_batches
 from .data.datasets import Split
 from .data.store import Store, centre_crop, crop_flip, decode, resident
-from .console import Report
 from .geometry import distance_matrix, euclidean
 from .metrics import evaluate
 from .model.frozen import embed_all, frozen
@@ -50,8 +50,12 @@ class Images:
 def load_images(split: Split, settings: DataSettings, device: torch.device, report: Report) -> Images:
     """Decode a split once and keep it in the device's memory (the host's where it does not fit)."""
     with report.task(f"decoding {split.name}", len(split)) as advance:
-        decoded = decode(split, settings.resize or None, on_bad_image=settings.on_bad_image,
-                         progress=lambda done, total: advance(done, ""))  # fmt: skip
+        decoded = decode(
+            split,
+            settings.resize or None,
+            on_bad_image=settings.on_bad_image,
+            progress=lambda done, total: advance(done, ""),
+        )
     if decoded.skipped:
         report.say(f"skipped {len(decoded.skipped)} unreadable images of {split.name}; first: {decoded.skipped[0]}")
     labels = decoded.split.labels.to(device)

@@ -13,18 +13,18 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import RunError
 
-__all__ = ["Run", "SCHEMA", "atomic", "provenance"]
+__all__ = ["SCHEMA", "Run", "atomic", "provenance"]
 
 SCHEMA = "anchorhold.run/1"
 
@@ -34,6 +34,7 @@ def atomic(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` when the block ends well, and vanishes when it does not."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -42,10 +43,12 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         # safetensors reports the system's error as text of its own, so the text is looked at as well.
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
-            raise RunError(f"the disk is full: {path} was not written, what was there before is intact; "
-                           f"free some space, then `anchorhold resume {path.parent}`") from None  # fmt: skip
-        if isinstance(error, PermissionError):
-            raise RunError(f"no permission to write {path}; choose another --out") from None
+            on = f"`anchorhold resume {path.parent}` goes on" if (path.parent / "run.json").exists() else "try again"
+            raise RunError(
+                f"the disk is full: {path} was not written, what was there before is intact; free some space, then {on}"
+            ) from None
+        if isinstance(error, OSError):
+            raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
         raise
 
 
@@ -60,8 +63,10 @@ class Run:
         """A new run folder; one that holds a run already is refused unless it may be replaced."""
         run = cls(path)
         if (run.path / "run.json").exists() and not replace:
-            raise RunError(f"{run.path} holds a run already; `anchorhold resume {run.path}` goes on with it, "
-                           "or choose another --out")  # fmt: skip
+            raise RunError(
+                f"{run.path} holds a run already; `anchorhold resume {run.path}` goes on with it, "
+                "or choose another --out"
+            )
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -127,8 +132,11 @@ class Run:
         last = self.path / "last.safetensors"
         with atomic(last) as temporary:
             # clone: safetensors refuses tensors that share memory or are not dense
-            save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, temporary,
-                      metadata={"state": json.dumps(state)})  # fmt: skip
+            save_file(
+                {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()},
+                temporary,
+                metadata={"state": json.dumps(state)},
+            )
             if last.exists():
                 os.replace(last, self.path / "previous.safetensors")
 
@@ -162,8 +170,11 @@ def provenance(device: torch.device) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    return {"versions": {"python": platform.python_version(), **versions}, "device": f"{device.type}: {where}",
-            "commit": commit()}  # fmt: skip
+    return {
+        "versions": {"python": platform.python_version(), **versions},
+        "device": f"{device.type}: {where}",
+        "commit": commit(),
+    }
 
 
 def commit() -> str | None:
@@ -174,8 +185,14 @@ def commit() -> str | None:
     if not (here.parents[1] / ".git").exists():
         return None
     try:
-        asked = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, check=True,
-                               capture_output=True, text=True, timeout=5)  # fmt: skip
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=5,
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return asked.stdout.strip()

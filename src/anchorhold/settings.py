@@ -116,15 +116,15 @@ def check(condition: bool, message: str) -> None:
         raise SettingsError(message)
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """The end of an error message: which of `words` was probably meant.
+def nearest(word: str, words: Iterable[str], otherwise: str = "") -> str:
+    """The end of an error message: which of `words` was probably meant, or all there are.
 
     >>> nearest("softhrad", ["random", "softhard"])
     'did you mean softhard?'
     """
     words = sorted(words)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else "there are: " + ", ".join(words)
+    return f"did you mean {close[0]}?" if close else otherwise or "there are: " + ", ".join(words)
 
 
 # Recipes ---------------------------------------------------------------------------------------------------

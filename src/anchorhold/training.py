@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,21 +59,23 @@ def fit(
     if settings is None:
         settings = settings_from(recipe, _with_data(overrides or {}, data))
     if model is not None:
-        names = ("backbone", "dim", "weights", "freeze_batchnorm")
-        described = {name: model.config[name] for name in names if name in model.config}
-        described["weights"] = str(described.get("weights") or "")
-        settings = replace(settings, model=replace(settings.model, **described))
+        described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm")}
+        settings = replace(settings, model=replace(settings.model, weights="", **described))
     where = _device(device)
     report = report or Silent()
     model = model or build_model(settings, data)
     info = {
         "settings": to_dict(settings),
         **provenance(where),
-        "data": {"name": data.name, "train": data.train.fingerprint(), "test": data.test.fingerprint(),
-                 "images": [len(data.train), len(data.test)]},
-        "model": {"config": model.config, "weights": str(model.weights_report or "none")},
+        "data": {
+            "name": data.name,
+            "train": data.train.fingerprint(),
+            "test": data.test.fingerprint(),
+            "images": [len(data.train), len(data.test)],
+        },
+        "model": {"config": model.config, "weights": asdict(model.weights_report) if model.weights_report else None},
         "status": "training",
-    }  # fmt: skip
+    }
     out = out or Path("runs") / f"{data.name}-{settings.recipe or 'run'}-{settings.train.seed}"
     run = Run.create(out, info, replace=replace_run)
     _train(run, settings, model, data, where, report)
@@ -114,8 +116,17 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
     m = settings.model
     sample = data.train.images
     channels = 3 if sample is None else sample.shape[-1]
-    return Embedder(m.backbone, m.dim, m.weights or None, channels=channels, size=settings.data.crop or None,
-                    freeze_batchnorm=m.freeze_batchnorm, seed=settings.train.seed)  # fmt: skip
+    side = settings.data.crop or settings.data.resize
+    size = (side, side) if side or sample is None else sample.shape[1:3]
+    return Embedder(
+        m.backbone,
+        m.dim,
+        m.weights or None,
+        channels=channels,
+        size=size,
+        freeze_batchnorm=m.freeze_batchnorm,
+        seed=settings.train.seed,
+    )
 
 
 # The loop --------------------------------------------------------------------------------------------------
@@ -143,9 +154,13 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
 
     model.to(device)
     if device.type == "cuda":
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimiser = torch.optim.Adam(model.parameters(), lr=settings.optimiser.lr, fused=device.type == "cuda",
-                                 weight_decay=settings.optimiser.weight_decay)  # fmt: skip
+        model.to(memory_format=torch.channels_last)
+    optimiser = torch.optim.Adam(
+        model.parameters(),
+        lr=settings.optimiser.lr,
+        fused=device.type == "cuda",
+        weight_decay=settings.optimiser.weight_decay,
+    )
     defence = DEFENCES[to_dict(settings)["defence"]["name"]]
     state: dict[str, Tensor] = {}
     at = _restore(run, model, optimiser, state) or Progress()
@@ -171,11 +186,20 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             for ids, view in zip(plan[at.index :], views):
                 ids = ids.to(device)
                 batch = Batch(view, images.labels[ids], ids)
-                step = Step(model, batch, at.epoch, train.epochs, key("step", at.step), state, meters.add, precision,
-                            settings.batch.mining_pairs)  # fmt: skip
+                step = Step(
+                    model,
+                    batch,
+                    at.epoch,
+                    train.epochs,
+                    key("step", at.step),
+                    state,
+                    meters.add,
+                    precision,
+                    settings.batch.mining_pairs,
+                )
                 for loss in defence.run(step, settings.defence):
                     optimiser.zero_grad(set_to_none=True)
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    loss.backward()
                     optimiser.step()
                     finite &= torch.isfinite(loss.detach())
                     meters.add("loss", loss.detach())
@@ -191,7 +215,12 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     _check_finite(run, bool(finite), at, report)
                     save()
             at.image_steps += meters.total("image_steps")
-            row = {"step": at.step, "epoch": at.epoch + 1, **meters.means(), **separability(model, images, key("collapse"))}
+            row = {
+                "step": at.step,
+                "epoch": at.epoch + 1,
+                **meters.means(),
+                **separability(model, images, key("collapse")),
+            }
             _judge_collapse(run, settings, at, row, report)
             at.epoch, at.index = at.epoch + 1, 0
             if at.epoch % max(train.evaluate_every, 1) == 0 or at.epoch == train.epochs:
@@ -203,8 +232,12 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
                 save()
     model.save(run.path / "model.safetensors")
-    run.update_json(status="done", final=run.metrics()[-1] if run.metrics() else {}, seconds=round(at.seconds, 2),
-                    image_steps=round(at.image_steps))  # fmt: skip
+    run.update_json(
+        status="done",
+        final=run.metrics()[-1] if run.metrics() else {},
+        seconds=round(at.seconds, 2),
+        image_steps=round(at.image_steps),
+    )
 
 
 def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
@@ -215,20 +248,30 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
 
 
 def _look(
-    model: Embedder, test: Images, settings: Settings, key: Key, precision: Callable[[], AbstractContextManager[object]]
+    model: Embedder,
+    test: Images,
+    settings: Settings,
+    key: Key,
+    precision: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
     """Retrieval on the test split and, on request, under attack."""
     found, gallery = retrieval(model, test)
     t = settings.train
     if t.attack_eps > 0:
         budget = Budget(t.attack_steps, 2.5 * t.attack_eps / max(t.attack_steps, 1), start="random", keep="best")
-        found["r1_attacked"] = recall_under_attack(model, test, gallery, Ball(t.attack_eps), budget, key,
-                                                   t.attack_queries, precision())  # fmt: skip
+        found["r1_attacked"] = recall_under_attack(
+            model, test, gallery, Ball(t.attack_eps), budget, key, t.attack_queries, precision()
+        )
     return found
 
 
 def _summary(row: Mapping[str, Any]) -> str:
-    words = {"loss": "loss {:.4f}", "r1": "R@1 {:.1f}", "r1_attacked": "attacked {:.1f}", "separability": "sep. {:.2f}"}
+    words = {
+        "loss": "loss {:.4f}",
+        "r1": "R@1 {:.1f}",
+        "r1_attacked": "attacked {:.1f}",
+        "separability": "sep. {:.2f}",
+    }
     return ", ".join([f"epoch {row['epoch']}", *(text.format(row[k]) for k, text in words.items() if k in row)])
 
 
@@ -247,8 +290,10 @@ def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str
     at.collapsed = at.collapsed + 1 if flat and at.epoch + 1 > t.collapse_warmup else 0
     if at.collapsed < 2:
         return
-    reason = (f"the model collapsed by epoch {at.epoch + 1}: separability of clean random triplets "
-              f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}")  # fmt: skip
+    reason = (
+        f"the model collapsed by epoch {at.epoch + 1}: separability of clean random triplets "
+        f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}"
+    )
     if t.on_collapse == "stop":
         raise _stopped(run, reason, report)
     if at.collapsed == 2:
@@ -257,7 +302,9 @@ def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str
 
 def _stopped(run: Run, reason: str, report: Report) -> RunError:
     run.update_json(status="stopped", reason=reason)
-    kept = "the last good checkpoint is kept" if (run.path / "last.safetensors").exists() else "no checkpoint was due yet"
+    kept = (
+        "the last good checkpoint is kept" if (run.path / "last.safetensors").exists() else "no checkpoint was due yet"
+    )
     return RunError(f"training stopped: {reason}; {kept} in {run.path}; try a smaller optimiser.lr or a milder defence")
 
 
@@ -297,9 +344,7 @@ def _save(run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[st
     run.save(tensors, vars(at))
 
 
-def _restore(
-    run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[str, Tensor]
-) -> Progress | None:
+def _restore(run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[str, Tensor]) -> Progress | None:
     loaded = run.load()
     if loaded is None:
         return None
@@ -308,7 +353,9 @@ def _restore(
     model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
     for name, parameter in model.named_parameters():
         parts = {p: tensors.get(f"optimiser.{name}.{p}") for p in ("step", "exp_avg", "exp_avg_sq")}
-        found = {p: v.to(device) if p != "step" or device.type == "cuda" else v for p, v in parts.items() if v is not None}
+        found = {
+            p: v.to(device) if p != "step" or device.type == "cuda" else v for p, v in parts.items() if v is not None
+        }
         if found:
             found |= {p: v.to(memory_format=torch.preserve_format) for p, v in found.items()}
             optimiser.state[parameter] = found
@@ -365,7 +412,7 @@ def _precision(name: str, device: torch.device) -> Callable[[], AbstractContextM
         return lambda: torch.autocast(device.type, torch.bfloat16)
     if device.type != "cuda":
         return nullcontext
-    return precise if name == "fp32" else precise
+    return lambda: precise(tf32=name == "tf32")
 
 
 def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
@@ -373,4 +420,3 @@ def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     root = data.train.root
     known = {"name": data.name, "root": str(root) if root else ""}
     return {**overrides, "data": {**known, **overrides.get("data", {})}}
-

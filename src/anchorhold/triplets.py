@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorhold.errors import DataError, SettingsError
-from anchorhold.geometry import distance_matrix, euclidean, unit
-from anchorhold.random import Key
-from anchorhold.settings import nearest
+from .errors import DataError, SettingsError
+from .geometry import distance_matrix, euclidean, unit
+from .random import Key
+from .settings import nearest
 
 __all__ = [
     "SAMPLERS",
@@ -199,9 +199,7 @@ def mine(
     if ids is None:
         ids = torch.arange(pairs, device=embeddings.device)
     if group < 0 or len(ids) != pairs:
-        raise DataError(
-            f"{len(ids)} ids for {pairs} pairs in groups of {group}; give one id a pair, group at least 0"
-        )
+        raise DataError(f"{len(ids)} ids for {pairs} pairs in groups of {group}; give one id a pair, group at least 0")
     found: list[Tensor] = []
     for start in range(0, pairs, group or max(pairs, 1)):
         stop = min(start + group, pairs) if group else pairs

@@ -75,9 +75,7 @@ def test_images_are_squeezed_with_antialias_and_left_alone_at_their_size(tmp_pat
     split = files(save(tmp_path / "a.png", big), save(tmp_path / "b.png", Image.fromarray(stripes)))
     images = decode(split, 10).images
     assert np.array_equal(images[0].numpy(), np.asarray(big.resize((10, 10), Image.Resampling.BILINEAR)))
-    assert (
-        images[1].float() - 127.5
-    ).abs().max() < 20  # without antialias these stripes would be black or white
+    assert (images[1].float() - 127.5).abs().max() < 20  # without antialias these stripes would be black or white
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -126,9 +124,7 @@ def test_bad_images_are_skipped_and_told(tmp_path: Path) -> None:
 
 def test_too_little_left_is_an_error(tmp_path: Path) -> None:
     paths = bad_files(tmp_path)
-    with pytest.raises(
-        DataError, match=r"1 classes left after 1 unreadable images were skipped, the first .*1\.jpg"
-    ):
+    with pytest.raises(DataError, match=r"1 classes left after 1 unreadable images were skipped, the first .*1\.jpg"):
         decode(files(paths[0], paths[1], paths[4]), 16, on_bad_image="skip")
     with pytest.raises(DataError, match="0 classes left after 2 "):
         decode(files(paths[1], paths[2]), 16, on_bad_image="skip")
@@ -245,9 +241,7 @@ def reference(frames: Tensor, size: int, key: Key, slots: Tensor, flip: bool) ->
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize(("height", "width", "size", "channels"), [(9, 7, 5, 3), (6, 6, 6, 3), (8, 8, 7, 1)])
-def test_crops_equal_the_plain_loop(
-    device: str, flip: bool, height: int, width: int, size: int, channels: int
-) -> None:
+def test_crops_equal_the_plain_loop(device: str, flip: bool, height: int, width: int, size: int, channels: int) -> None:
     frames = torch.from_numpy(noise(32 * height, width, channels).reshape(32, height, width, channels))
     key, slots = Key.of(1)("crop", 3), torch.arange(32) * 7 + 5
     got = crop_flip(frames.to(device), size, key, slots, flip=flip)
@@ -269,11 +263,7 @@ def test_a_row_depends_on_its_slot_alone() -> None:
 def test_offsets_cover_all_places_evenly_and_half_is_mirrored() -> None:
     count, places = 12000, 4
     # Each pixel holds its own column, or its row in the second channel: a crop tells where it was cut.
-    grid = (
-        torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"), -1)
-        .flip(2)
-        .to(torch.uint8)
-    )
+    grid = torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"), -1).flip(2).to(torch.uint8)
     crops = (crop_flip(grid.expand(count, 8, 8, 2), 5, Key.of(2), torch.arange(count)) * 255).round().long()
     mirrored = crops[:, 0, 0, 0] > crops[:, 0, 0, 1]
     left, top = crops[:, 0, 0].amin(1), crops[:, 1, :, 0].amin(1)

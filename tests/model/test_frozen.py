@@ -13,9 +13,7 @@ from anchorhold.model.frozen import embed_all, frozen, precise
 
 
 def _theirs() -> nn.Module:
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 5)
-    )
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 5))
     return net.train()
 
 
@@ -91,9 +89,7 @@ def test_the_view_never_goes_stale(model: nn.Module) -> None:
             for p in model.parameters():
                 p.mul_(1.5).add_(0.01)
         assert torch.equal(embed(_images()), now())  # an optimiser's step, in place
-    replaced = {
-        name: torch.randn_like(t) if t.is_floating_point() else t for name, t in model.state_dict().items()
-    }
+    replaced = {name: torch.randn_like(t) if t.is_floating_point() else t for name, t in model.state_dict().items()}
     model.load_state_dict({name: t.abs() for name, t in replaced.items()}, assign=True)
     with frozen(model) as embed:
         third = embed(_images())

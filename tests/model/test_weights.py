@@ -175,9 +175,7 @@ def test_a_pickle_that_would_run_code_does_not(tmp_path: Path, zipped: bool, whe
 def _by_hand(opcodes: bytes) -> bytes:
     """A checkpoint in the legacy format around opcodes that no pickler would write."""
     head = (torch.serialization.MAGIC_NUMBER, torch.serialization.PROTOCOL_VERSION, {})
-    return (
-        b"".join(pickle.dumps(part, 2) for part in head) + b"\x80\x02" + opcodes + b"." + pickle.dumps([], 2)
-    )
+    return b"".join(pickle.dumps(part, 2) for part in head) + b"\x80\x02" + opcodes + b"." + pickle.dumps([], 2)
 
 
 def test_the_legacy_header_is_read_as_data_too(tmp_path: Path) -> None:
@@ -190,9 +188,7 @@ def test_the_legacy_header_is_read_as_data_too(tmp_path: Path) -> None:
 
 def test_objects_of_classes_that_were_made_by_a_call(tmp_path: Path) -> None:
     path = tmp_path / "dill.pt"
-    made = (
-        b"cdill\n_create_type\n)R)\x81}b"  # a call makes the class, NEWOBJ an object of it, BUILD its state
-    )
+    made = b"cdill\n_create_type\n)R)\x81}b"  # a call makes the class, NEWOBJ an object of it, BUILD its state
     path.write_bytes(_by_hand(b"(X\x01\x00\x00\x00a" + made + b"d"))
     with pytest.raises(ModelError, match="no named tensors"):
         read_tensors(path)
@@ -285,9 +281,7 @@ def test_a_saved_embedder_gives_its_backbone(tmp_path: Path) -> None:
     assert other.weights_report.ignored == 4  # head's two, mean, std
 
 
-def test_half_precision_is_cast_and_counters_may_be_missing(
-    tmp_path: Path, torchvision_net: nn.Module
-) -> None:
+def test_half_precision_is_cast_and_counters_may_be_missing(tmp_path: Path, torchvision_net: nn.Module) -> None:
     path = tmp_path / "half.safetensors"
     state = torchvision_net.state_dict()
     kept = {name: t.half() for name, t in state.items() if not name.endswith("num_batches_tracked")}

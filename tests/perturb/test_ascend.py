@@ -74,10 +74,19 @@ def test_dropping_units_changes_nothing(norm: str) -> None:
     dropped = ascend(embed, x, goal, Ball(0.2, norm), Budget(12, 0.03))
     assert (with_all.images - dropped.images).abs().max() * 255 <= 1e-6  # decision 19
     assert dropped.image_steps < with_all.image_steps  # and some did leave
-    assert dropped.active[0] == 12 and dropped.active[-1] < 12 and len(dropped.active) == 12
+    assert with_all.active == dropped.active and 12 > dropped.active[0] > dropped.active[-1]
     after = hardness(*embed(dropped.images.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1))
     before = hardness(*embed(x.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1))
     assert (after >= before).all() and (after > before).any()
+
+
+def test_units_known_to_be_done_never_enter_the_loop() -> None:
+    x, goal = hm()
+    embed, ball, budget = tanh_embedder(9), Ball(0.2), Budget(5, 0.03)
+    unknown = ascend(embed, x, goal, ball, budget)
+    known = ascend(embed, x, goal, ball, budget, embedded=embed(x.flatten(0, 1)).unflatten(0, (-1, 3)), batch=5)
+    assert torch.equal(known.images, unknown.images) and known.active == unknown.active
+    assert known.image_steps < unknown.image_steps
 
 
 @pytest.mark.parametrize("batch", [1, 5, 12])
@@ -131,8 +140,9 @@ def test_best_iterate_is_never_below_the_last_and_restarts_never_hurt() -> None:
     goal, long_steps = towards(target), 0.15  # long steps overshoot, so that last and best differ
 
     def reached(budget: Budget) -> Tensor:
-        return goal.value(embed(ascend(embed, x, goal, Ball(0.2), budget, key=KEY).images[:, 0])[:, None],
-                          torch.arange(8))  # fmt: skip
+        return goal.value(
+            embed(ascend(embed, x, goal, Ball(0.2), budget, key=KEY).images[:, 0])[:, None], torch.arange(8)
+        )
 
     last = reached(Budget(7, long_steps))
     best = reached(Budget(7, long_steps, keep="best"))
@@ -143,7 +153,11 @@ def test_best_iterate_is_never_below_the_last_and_restarts_never_hurt() -> None:
 
 def test_reported_value_is_that_of_the_returned_images() -> None:
     embed, x, target = tanh_embedder(9), pictures(8), draw(8, 6)
-    for budget in (Budget(5, 0.1, keep="best"), Budget(5, 0.1, restarts=3), Budget(5, 0.1, restarts=2, keep="best")):
+    for budget in (
+        Budget(5, 0.1, keep="best"),
+        Budget(5, 0.1, restarts=3),
+        Budget(5, 0.1, restarts=2, keep="best"),
+    ):
         found = ascend(embed, x, towards(target), Ball(0.2), budget, key=KEY)
         value = (embed(found.images[:, 0]) * target).sum(1)
         assert found.value is not None and torch.allclose(found.value, value, atol=1e-12)
@@ -183,7 +197,7 @@ def test_schedules_shorten_the_steps() -> None:
     assert [Budget(4, 1.0, schedule="linear").length(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
     cosine = [Budget(4, 1.0, schedule="cosine").length(i) for i in range(4)]
     assert cosine[0] == 1 and cosine[2] == pytest.approx(0.5) and cosine == sorted(cosine, reverse=True)
-    embed, weight = linear_embedder(9)
+    embed, _ = linear_embedder(9)
     found = ascend(embed, pictures(1), towards(draw(1, 5)), Ball(9.0, **FREE), Budget(4, 1.0, schedule="linear"))
     assert (found.images - pictures(1)).abs().max().item() == pytest.approx(2.5)
 

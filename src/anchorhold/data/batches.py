@@ -6,8 +6,8 @@ An epoch is a list of id tensors, made at once from a key that already carries t
 import torch
 from torch import Tensor
 
-from anchorhold.errors import DataError, SettingsError
-from anchorhold.random import Key
+from ..errors import DataError, SettingsError
+from ..random import Key
 
 __all__ = ["class_batches", "pair_batches"]
 
@@ -50,14 +50,10 @@ def class_batches(labels: Tensor, classes: int, instances: int, key: Key) -> lis
     [[7, 7, 5, 5], [7, 7, 9, 9]]
     """
     if classes < 1 or instances < 1:
-        raise SettingsError(
-            f"a batch of {classes} classes × {instances} images is none; ask for 1 or more of each"
-        )
+        raise SettingsError(f"a batch of {classes} classes × {instances} images is none; ask for 1 or more of each")
     by_class, first, sizes, _ = _members(labels)
     if classes > len(sizes):
-        raise SettingsError(
-            f"a batch of {classes} classes needs as many, but there are {len(sizes)}; ask for fewer"
-        )
+        raise SettingsError(f"a batch of {classes} classes needs as many, but there are {len(sizes)}; ask for fewer")
     device = labels.device
     count = max(1, len(labels) // (classes * instances))
     batches = []

@@ -1,6 +1,5 @@
 """Which images, with which labels: CUB-200-2011, any folder of class folders, two sets without files."""
 
-import difflib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -11,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold.data.layouts import CUB_SOURCE, cub_images, cub_list, entries, images_by_class, some
-from anchorhold.errors import DataError, SettingsError
-from anchorhold.random import Key
+from ..errors import DataError, SettingsError
+from ..random import Key
+from ..settings import nearest
+from .layouts import CUB_SOURCE, cub_images, cub_list, entries, images_by_class, some
 
 __all__ = ["Dataset", "Split", "dataset", "folder_split"]
 
@@ -27,9 +27,7 @@ class Split:
     classes: tuple[str, ...]
     paths: tuple[Path, ...] | None = None
     images: Tensor | None = None
-    root: Path | None = (
-        None  # where `paths` start: names in messages and in the fingerprint are relative to it
-    )
+    root: Path | None = None  # where `paths` start: names in messages and in the fingerprint are relative to it
 
     def __post_init__(self) -> None:
         if (self.paths is None) == (self.images is None):
@@ -52,9 +50,7 @@ class Split:
     def keep(self, chosen: Tensor) -> "Split":
         """The same split with only the images of a boolean mask or of a list of ids, in that order."""
         if chosen.dtype == torch.bool and chosen.shape != self.labels.shape:
-            raise DataError(
-                f"{self.name} has {len(self)} images but the mask {len(chosen)}; give one bool each"
-            )
+            raise DataError(f"{self.name} has {len(self)} images but the mask {len(chosen)}; give one bool each")
         ids = (chosen.nonzero().squeeze(1) if chosen.dtype == torch.bool else chosen).cpu()
         paths = None if self.paths is None else tuple(self.paths[i] for i in ids.tolist())
         images = None if self.images is None else self.images[ids.to(self.images.device)]
@@ -74,9 +70,7 @@ class Split:
         """
         used, places = torch.unique(self.labels.cpu(), return_inverse=True)
         digest = hashlib.blake2b(digest_size=8)
-        digest.update(
-            "\n".join(self.classes[label] for label in used.tolist()).encode("utf-8", "surrogateescape")
-        )
+        digest.update("\n".join(self.classes[label] for label in used.tolist()).encode("utf-8", "surrogateescape"))
         digest.update(places.numpy().astype("<i8").tobytes())
         if self.images is not None:
             digest.update(f"{tuple(self.images.shape)} {self.images.dtype}".encode())
@@ -85,9 +79,7 @@ class Split:
             try:
                 size = path.stat().st_size
             except OSError as error:
-                raise DataError(
-                    f"{path} has gone or cannot be read ({error.strerror}); restore it"
-                ) from error
+                raise DataError(f"{path} has gone or cannot be read ({error.strerror}); restore it") from error
             digest.update(f"\n{self.sample(index)} {size}".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
@@ -122,10 +114,8 @@ def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, **optio
     if name not in _MENU and root is None and Path(name).expanduser().is_dir():
         name, root = "folder", name
     if name not in _MENU:
-        near = difflib.get_close_matches(name.lower(), _MENU, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise SettingsError(
-            f"there is no data set and no folder {name!r}: {hint}"
+            f"there is no data set and no folder {name!r}; {nearest(name, _MENU)} "
             f"Choose one of {', '.join(_MENU)}, or give a folder of class folders"
         )
     loader = _MENU[name]
@@ -143,9 +133,7 @@ def _usable(split: Split) -> Split:
         raise DataError(f"{split.name} has no images; it needs at least two classes of them")
     if len(classes) == 1:
         only = split.classes[classes[0]]
-        raise DataError(
-            f"{split.name} has one class only ({only}), so nothing to tell apart; it needs two or more"
-        )
+        raise DataError(f"{split.name} has one class only ({only}), so nothing to tell apart; it needs two or more")
     return split
 
 
@@ -157,9 +145,7 @@ _CUB_CLASSES = 200
 def _cub(root: Path | None, seed: int) -> Dataset:
     """Classes 1 … 100 train, 101 … 200 test; label = class id - 1, in the order of images.txt."""
     if root is None:
-        raise DataError(
-            f"cub needs to know where it lies: give the folder CUB_200_2011 as root; {CUB_SOURCE}"
-        )
+        raise DataError(f"cub needs to know where it lies: give the folder CUB_200_2011 as root; {CUB_SOURCE}")
     inner = root / "CUB_200_2011"
     if not (root / "images.txt").is_file() and inner.is_dir():
         root = inner
@@ -230,9 +216,7 @@ def _folder(root: Path | None, seed: int) -> Dataset:
         # A lone folder of images called "train" is a class; one of class folders is half a data set.
         if any(entry.is_dir() for entry in entries(place).values()):
             lacking = "test" if part == "train" else "train"
-            raise DataError(
-                f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {place} as root"
-            )
+            raise DataError(f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {place} as root")
     by_class, notes = images_by_class(root)
     if len(by_class) < 4:
         raise DataError(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from anchorhold.errors import DataError
+from ..errors import DataError
 
 __all__ = ["CUB_SOURCE", "cub_images", "cub_list", "entries", "images_by_class", "some"]
 
@@ -22,9 +22,7 @@ def _is_image(name: str) -> bool:
 
 
 def _unreadable(error: OSError) -> None:
-    raise DataError(
-        f"{error.filename} cannot be read ({error.strerror}); give a folder you may read"
-    ) from error
+    raise DataError(f"{error.filename} cannot be read ({error.strerror}); give a folder you may read") from error
 
 
 def entries(folder: Path) -> dict[str, os.DirEntry[str]]:
@@ -33,9 +31,7 @@ def entries(folder: Path) -> dict[str, os.DirEntry[str]]:
         with os.scandir(folder) as scan:
             return {entry.name: entry for entry in scan if not entry.name.startswith(".")}
     except OSError as error:
-        raise DataError(
-            f"{folder} cannot be read as a folder ({error.strerror}); give a folder of images"
-        ) from error
+        raise DataError(f"{folder} cannot be read as a folder ({error.strerror}); give a folder of images") from error
 
 
 def _images_below(folder: str) -> list[Path]:
@@ -84,9 +80,7 @@ def cub_list(path: Path) -> dict[int, str]:
             continue
         index, _, value = line.strip().partition(" ")
         if not index.isdecimal() or not value or int(index) in found:
-            raise DataError(
-                f"line {number} of {path} is {line!r}, not a new number and a value; unpack the set again"
-            )
+            raise DataError(f"line {number} of {path} is {line!r}, not a new number and a value; unpack the set again")
         found[int(index)] = value.strip()
     return found
 

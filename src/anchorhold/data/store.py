@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from anchorhold.data.datasets import Split
-from anchorhold.errors import DataError, SettingsError
-from anchorhold.random import Key
+from ..errors import DataError, SettingsError
+from ..random import Key
+from .datasets import Split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,9 +52,7 @@ def decode(
         assert split.images is not None
         return Decoded(_resized(split.images, size), split)
     if size is None:
-        raise SettingsError(
-            f"{split.name} is files of any size; say to which size they are resized, such as 256"
-        )
+        raise SettingsError(f"{split.name} is files of any size; say to which size they are resized, such as 256")
     paths, total = split.paths, len(split)
     images = torch.empty((total, size, size, 3), dtype=torch.uint8)
     rows = images.numpy()
@@ -145,9 +143,7 @@ def _rgb(image: "Image") -> "Image":
 
     if image.mode == "F":
         raise ValueError("its pixels are floats of unknown range, save it with 8 bits")
-    if image.mode.startswith(
-        "I"
-    ):  # Pillow's own conversion would clip 16-bit grey at 255, to nearly all white
+    if image.mode.startswith("I"):  # Pillow's own conversion would clip 16-bit grey at 255, to nearly all white
         grey = np.asarray(image)
         if grey.min() < 0 or grey.max() > 65535:
             raise ValueError("its pixels have more than 16 bits, save it with 8 bits")
@@ -171,11 +167,7 @@ def _resized(images: Tensor, size: int | None) -> Tensor:
         )
         for part in torch.split(images, 1024)
     ]
-    return (
-        torch.cat([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts])
-        .permute(0, 2, 3, 1)
-        .contiguous()
-    )
+    return torch.cat([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts]).permute(0, 2, 3, 1).contiguous()
 
 
 class Store(Protocol):
@@ -202,9 +194,7 @@ class ResidentStore:
             else:
                 # The gathered batch is what must be pinned for a copy that does not wait, not the whole set.
                 pin = self.device.type == "cuda"
-                batch = torch.empty(
-                    (len(ids), *self.images.shape[1:]), dtype=self.images.dtype, pin_memory=pin
-                )
+                batch = torch.empty((len(ids), *self.images.shape[1:]), dtype=self.images.dtype, pin_memory=pin)
                 torch.index_select(self.images, 0, ids, out=batch)
                 yield batch.to(self.device, non_blocking=pin)
 

@@ -4,16 +4,18 @@ Our own nets are for small images and quick runs; every other name is timm's. No
 none pools with a kernel whose gradient is summed in an order that varies from run to run.
 """
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anchorhold.errors import ModelError
+from ..errors import ModelError
+from ..settings import nearest
 
 __all__ = ["backbone", "is_own", "usual_size"]
+
+Size = tuple[int, int]  # height, width
 
 
 class _Quadrants(nn.Module):
@@ -29,7 +31,7 @@ class _Quadrants(nn.Module):
 class _Flat(nn.Module):
     """(B, C, H, W) -> (B, features), and a clear word when the images are of another size."""
 
-    def __init__(self, features: int, size: int) -> None:
+    def __init__(self, features: int, size: Size) -> None:
         super().__init__()
         self.features, self.size = features, size
 
@@ -37,13 +39,13 @@ class _Flat(nn.Module):
         flat = maps.flatten(1)
         if flat.shape[1] != self.features:
             raise ModelError(
-                f"this backbone was built for images of {self.size}×{self.size} pixels and got another size: "
+                f"this backbone was built for images of {self.size[0]}×{self.size[1]} pixels and got another size: "
                 "resize the images, or build it with their size"
             )
         return flat
 
 
-def _small(channels: int, size: int) -> tuple[nn.Module, int]:
+def _small(channels: int, size: Size) -> tuple[nn.Module, int]:
     """Three convolutions for images from 8×8 to 28×28: a step in milliseconds on a CPU."""
     net = nn.Sequential(
         nn.Conv2d(channels, 32, 3, padding=1),
@@ -59,9 +61,9 @@ def _small(channels: int, size: int) -> tuple[nn.Module, int]:
     return net, 128
 
 
-def _c2f2(channels: int, size: int) -> tuple[nn.Module, int]:
-    """C2F2 of the papers (`spec/protocol.md` 1.4); the last layer is the embedder's head."""
-    side = size // 2 // 2
+def _c2f2(channels: int, size: Size) -> tuple[nn.Module, int]:
+    """C2F2 of the papers (two convolutions, two linear layers, for 28×28); the last layer is the embedder's head."""
+    pixels = (size[0] // 4) * (size[1] // 4)
     net = nn.Sequential(
         nn.Conv2d(channels, 32, 5, padding=2),
         nn.ReLU(),
@@ -69,16 +71,16 @@ def _c2f2(channels: int, size: int) -> tuple[nn.Module, int]:
         nn.Conv2d(32, 64, 5, padding=2),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        _Flat(64 * side * side, size),
-        nn.Linear(64 * side * side, 1024),
+        _Flat(64 * pixels, size),
+        nn.Linear(64 * pixels, 1024),
         nn.ReLU(),
     )
     return net, 1024
 
 
-def _mlp(channels: int, size: int) -> tuple[nn.Module, int]:
+def _mlp(channels: int, size: Size) -> tuple[nn.Module, int]:
     """Two hidden layers on the raw pixels: the quickest net there is, for tests and toys."""
-    inputs = channels * size * size
+    inputs = channels * size[0] * size[1]
     net = nn.Sequential(
         _Flat(inputs, size),
         nn.Linear(inputs, 128),
@@ -89,7 +91,7 @@ def _mlp(channels: int, size: int) -> tuple[nn.Module, int]:
     return net, 128
 
 
-_OWN: dict[str, Callable[[int, int], tuple[nn.Module, int]]] = {"small": _small, "c2f2": _c2f2, "mlp": _mlp}
+_OWN: dict[str, Callable[[int, Size], tuple[nn.Module, int]]] = {"small": _small, "c2f2": _c2f2, "mlp": _mlp}
 
 
 def is_own(name: str) -> bool:
@@ -106,7 +108,7 @@ def usual_size(name: str) -> int:
     return 28 if name in _OWN else 224
 
 
-def backbone(name: str, channels: int = 3, size: int | None = None) -> tuple[nn.Module, int]:
+def backbone(name: str, channels: int = 3, size: Size | None = None) -> tuple[nn.Module, int]:
     """A module that turns images into pooled features (B, F), and F; `size` matters to "c2f2" and "mlp" only.
 
     >>> net, features = backbone("small", channels=1)
@@ -114,14 +116,13 @@ def backbone(name: str, channels: int = 3, size: int | None = None) -> tuple[nn.
     True
     """
     if name in _OWN:
-        return _OWN[name](channels, size or usual_size(name))
+        return _OWN[name](channels, size or (usual_size(name),) * 2)
 
     import timm  # a second to import, and not needed for our own nets
 
     if not timm.is_model(name):
-        near = difflib.get_close_matches(name, [*_OWN, *timm.list_models()], n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else "timm.list_models() lists them."
-        raise ModelError(f"there is no backbone {name!r}; {hint}")
+        names = [*_OWN, *timm.list_models()]
+        raise ModelError(f"there is no backbone {name!r}; {nearest(name, names, 'timm.list_models() lists them')}")
     net: Any = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
     # num_features counts the last feature map; some nets (MobileNetV3, VGG) have a layer after pooling.
     return net, int(getattr(net, "head_hidden_size", None) or net.num_features)

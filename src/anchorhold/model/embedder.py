@@ -1,7 +1,6 @@
 """Images become unit vectors: normalisation, backbone, one linear head, the unit sphere."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from anchorhold.errors import ModelError, SettingsError
-from anchorhold.model.backbones import backbone as build_backbone
-from anchorhold.model.backbones import usual_size
-from anchorhold.model.frozen import embed_all, frozen
-from anchorhold.model.weights import LoadReport, load_weights
+from ..errors import ModelError, SettingsError
+from ..record import atomic
+from .backbones import backbone as build_backbone
+from .backbones import usual_size
+from .frozen import embed_all, frozen
+from .weights import LoadReport, load_weights
 
 __all__ = ["Embedder", "embed_all", "frozen", "load_embedder", "save"]
 
@@ -31,7 +31,8 @@ class Embedder(nn.Module):
     """Images in [0, 1] to unit vectors: (B, C, H, W) -> (B, dim).
 
     Mean and std live here, so that perturbations are measured in pixels. `dim` 0 or None leaves the head out.
-    `size` is the side of the images the model is for; None takes the backbone's usual one (28 or 224).
+    `size` is the side, or (height, width), of the images the model is for; None takes the backbone's usual one
+    (28 or 224).
 
     >>> model = Embedder("small", dim=16, channels=1)
     >>> model(torch.rand(2, 1, 8, 8)).norm(dim=1).allclose(torch.ones(2))
@@ -50,25 +51,26 @@ class Embedder(nn.Module):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         channels: int = 3,
-        size: int | None = None,
+        size: int | Sequence[int] | None = None,
         freeze_batchnorm: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if channels < 1 or (dim or 0) < 0 or (size is not None and size < 1):
+        sides = (size, size) if isinstance(size, int) else tuple(size or (usual_size(backbone),) * 2)
+        if channels < 1 or (dim or 0) < 0 or len(sides) != 2 or min(sides) < 1:
             raise SettingsError(f"channels ({channels}), dim ({dim}) and size ({size}) have to be positive")
         mean = _per_channel("mean", mean, _IMAGENET_MEAN if channels == 3 else (0.0,) * channels, channels)
         std = _per_channel("std", std, _IMAGENET_STD if channels == 3 else (1.0,) * channels, channels)
         if min(std) <= 0:
             raise SettingsError(f"std has to be positive in every channel, not {list(std)}")
-        self.size = size or usual_size(backbone)
+        self.size = (sides[0], sides[1])
         self.config: dict[str, Any] = {
             "backbone": backbone,
             "dim": dim or 0,
             "mean": mean,
             "std": std,
             "channels": channels,
-            "size": self.size,
+            "size": list(self.size),
             "freeze_batchnorm": freeze_batchnorm,
             "seed": seed,
         }
@@ -120,12 +122,8 @@ def save(model: Embedder, path: str | Path) -> Path:
     about = json.dumps({"config": model.config, "weights": report})
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
-    try:
-        _write(path, safetensors.torch.save(tensors, {_METADATA: about, "format": "pt"}))
-    except OSError as error:
-        raise ModelError(
-            f"cannot write {path} ({error.strerror}): choose a folder with room and permission"
-        ) from None
+    with atomic(path) as temporary:
+        safetensors.torch.save_file(tensors, temporary, {_METADATA: about, "format": "pt"})
     return path
 
 
@@ -143,9 +141,7 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{path} is no whole safetensors file ({error}): save or copy it again") from None
     if about is None:
-        raise ModelError(
-            f"{path} was not saved by Anchorhold: load bare weights with Embedder(backbone, weights=FILE)"
-        )
+        raise ModelError(f"{path} was not saved by Anchorhold: load bare weights with Embedder(backbone, weights=FILE)")
     try:
         known = json.loads(about)
         model = Embedder(**known["config"])
@@ -159,24 +155,8 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
     return model.to(device)
 
 
-def _per_channel(
-    what: str, given: Sequence[float] | None, usual: Sequence[float], channels: int
-) -> list[float]:
+def _per_channel(what: str, given: Sequence[float] | None, usual: Sequence[float], channels: int) -> list[float]:
     values = [float(value) for value in (usual if given is None else given)]
     if len(values) != channels:
         raise SettingsError(f"{what} has {len(values)} values for {channels} channels: give one for each")
     return values
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of either."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from anchorhold.errors import ModelError
+from ..errors import ModelError
 
 __all__ = ["Embed", "embed_all", "frozen", "precise"]
 
@@ -82,8 +82,8 @@ def _readable(read: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def precise() -> Iterator[None]:
-    """Full fp32: no autocast, no TF32; what was set before is set again afterwards.
+def precise(tf32: bool = False) -> Iterator[None]:
+    """Full fp32: no autocast, and no TF32 unless asked for; what was set before is set again afterwards.
 
     torch keeps two records of this, an old one (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new
     one (`fp32_precision`), and the old getters raise while the two disagree. Both are set, so that code which
@@ -96,10 +96,10 @@ def precise() -> Iterator[None]:
         cudnn = _readable(lambda: torch.backends.cudnn.allow_tf32)
     try:
         with _quiet():
-            torch.set_float32_matmul_precision("highest")
-            torch.backends.cudnn.allow_tf32 = False
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            torch.backends.cudnn.allow_tf32 = tf32
         for place in places:
-            place.fp32_precision = "ieee"
+            place.fp32_precision = "tf32" if tf32 and "mkldnn" not in str(place) else "ieee"
         with torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
             yield
     finally:

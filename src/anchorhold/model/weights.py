@@ -23,8 +23,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from anchorhold.errors import AnchorholdError, ModelError
-from anchorhold.model.backbones import is_own
+from ..errors import AnchorholdError, ModelError
+from .backbones import is_own
 
 __all__ = ["LoadReport", "load_weights", "read_tensors"]
 
@@ -66,9 +66,7 @@ def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport
     else:
         path = Path(source).expanduser()
         if not path.is_file():
-            raise ModelError(
-                f"weights {str(source)!r}: no such file; give a file, 'imagenet' or 'timm:NAME.TAG'"
-            )
+            raise ModelError(f"weights {str(source)!r}: no such file; give a file, 'imagenet' or 'timm:NAME.TAG'")
         label = path.name
         tensors = read_tensors(path)
         with open(path, "rb") as file:
@@ -84,14 +82,10 @@ def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str
     prefix = max(_PREFIXES, key=lambda p: sum(p + key in tensors for key in own))
     inside = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
     missing = [key for key in own if key not in inside and not key.endswith("num_batches_tracked")]
-    strange = [
-        key for key in inside if key not in own and not key.startswith(_HEADS) and not _NORMALISER.search(key)
-    ]
+    strange = [key for key in inside if key not in own and not key.startswith(_HEADS) and not _NORMALISER.search(key)]
     fitted = {key: t for key, t in inside.items() if key in own}
     shapes = [
-        f"{key} {tuple(t.shape)} for {tuple(own[key].shape)}"
-        for key, t in fitted.items()
-        if t.shape != own[key].shape
+        f"{key} {tuple(t.shape)} for {tuple(own[key].shape)}" for key, t in fitted.items() if t.shape != own[key].shape
     ]
     problems = [
         f"{len(names)} {what} ({', '.join(names[:5])}{', …' if len(names) > 5 else ''})"
@@ -99,9 +93,7 @@ def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str
         if names
     ]
     if problems:
-        raise ModelError(
-            f"{label} does not fit {name}: {'; '.join(problems)}; name the backbone the weights are for"
-        )
+        raise ModelError(f"{label} does not fit {name}: {'; '.join(problems)}; name the backbone the weights are for")
     return fitted
 
 
@@ -200,9 +192,7 @@ def _read_pickle(path: Path, zipped: bool) -> Any:
     # torch.load hands TorchScript to the JIT and unpacks tar files; both are refused before it sees them. The
     # archive's names are read with torch's own reader, so that the two cannot disagree.
     if zipped and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
-        raise ModelError(
-            f"{path} is a TorchScript archive, which is a program: save its state_dict() instead"
-        )
+        raise ModelError(f"{path} is a TorchScript archive, which is a program: save its state_dict() instead")
     if not zipped and tarfile.is_tarfile(path):
         raise ModelError(f"{path} is a tar archive: unpack it and give the weights file that is inside")
     return torch.load(path, map_location="cpu", pickle_module=_PICKLE, weights_only=False, mmap=False)
@@ -235,7 +225,7 @@ class _Inert:
 
 def _tensor(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int], *rest: Any) -> Tensor:
     # `rest` is requires_grad, hooks and attributes: none of them is data.
-    tensor: Tensor = torch._utils._rebuild_tensor(storage, offset, size, stride)  # type: ignore[no-untyped-call]
+    tensor: Tensor = torch._utils._rebuild_tensor(storage, offset, size, stride)
     return tensor
 
 

@@ -78,7 +78,9 @@ class Ascent:
     images: Tensor  # (U, V, …), views that do not move as they were
     value: Tensor | None  # (U,) reached objective, where it was measured (best iterate or restarts)
     image_steps: int  # images that went forward and back, summed over steps
-    active: list[int] = field(default_factory=list)  # units still climbing, at each step of the first start
+    active: list[int] = field(
+        default_factory=list
+    )  # units that had not met their goal, at each step of the first start
 
 
 def ascend(
@@ -91,12 +93,14 @@ def ascend(
     *,
     key: Key | None = None,
     ids: Tensor | None = None,
+    embedded: Tensor | None = None,
     batch: int | None = None,
 ) -> Ascent:
     """Climb `objective` from `images` (U, V, …) inside `ball`; `moves` says which views may move.
 
-    `key` and `ids` (U,) determine random starts. `batch` units are attacked at a time; with a separable
-    objective that changes nothing but memory.
+    `key` and `ids` (U,) determine random starts. `embedded` (U, V, D) are the embeddings of `images` where they
+    are known: units that are done at a zero start then never enter the loop. `batch` units are attacked at a
+    time; with a separable objective that changes nothing but memory.
     """
     units, views = images.shape[:2]
     moves = moves or (True,) * views
@@ -111,7 +115,18 @@ def ascend(
     ids = positions if ids is None else ids
     size = batch or max(units, 1)
     parts = [
-        _attack(embed, images[s], objective, ball, budget, moves, positions[s], ids[s], key)
+        _attack(
+            embed,
+            images[s],
+            objective,
+            ball,
+            budget,
+            moves,
+            positions[s],
+            ids[s],
+            key,
+            None if embedded is None else embedded[s],
+        )
         for s in (slice(i, i + size) for i in range(0, units, size))
     ]
     if not parts:
@@ -135,6 +150,7 @@ def _attack(
     positions: Tensor,
     ids: Tensor,
     key: Key | None,
+    embedded: Tensor | None,
 ) -> Ascent:
     """All starts of one batch of units; a later start is for survivors and replaces what it beats."""
     moving = [v for v, moved in enumerate(moves) if moved]
@@ -155,7 +171,8 @@ def _attack(
     best = clean.clone()
     level = torch.full((len(clean),), -torch.inf, device=clean.device, dtype=torch.float64)
     met = torch.zeros(len(clean), dtype=torch.bool, device=clean.device)
-    work, active = 0, []
+    work = 0
+    active: list[int] = []
     for attempt in range(budget.restarts):
         rows = torch.nonzero(~met).squeeze(1)
         if not len(rows):
@@ -167,7 +184,9 @@ def _attack(
             x = ball.start(origin, key("start", attempt), ids[rows])
         else:
             x = origin.clone()
-        climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions)
+        known = embedded is not None and attempt == 0 and budget.start == "zero" and budget.drop and not budget.weighs
+        over = objective.done(embedded, positions) if known and embedded is not None and objective.done else None
+        climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions, over)
         work += climb.work
         active = active or climb.active
         if budget.restarts == 1:
@@ -202,17 +221,17 @@ def _climb(
     first: Goal | None,
     rows: Tensor,
     positions: Tensor,
+    over: Tensor | None,
 ) -> _Climb:
     """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led."""
-    met = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    met = torch.zeros(len(x), dtype=torch.bool, device=x.device) if over is None else over.clone()
     level = torch.full((len(x),), -torch.inf, device=x.device, dtype=torch.float64)
     out = _Climb(x.clone() if budget.keep == "best" else x, level, met)
-    active = torch.arange(len(x), device=x.device)
+    active = torch.nonzero(~met).squeeze(1)
     for step in range(budget.steps + budget.weighs):
         looking = step == budget.steps
-        if not looking:
-            out.active.append(len(active))
         if not len(active):
+            out.active += [] if looking else [0]
             continue
         here = x[active].requires_grad_(not looking)
         where = positions[rows[active]]
@@ -231,6 +250,7 @@ def _climb(
             met[active[done]] = True
         if looking:
             break
+        out.active.append(len(active) - (int(done.sum()) if done is not None else 0))
         (gradient,) = torch.autograd.grad(value.sum(), here)
         out.work += len(active) * x.shape[1]
         x[active] = ball.project(ball.step(here.detach(), gradient, budget.length(step)), origin[active])
@@ -241,4 +261,5 @@ def _climb(
 
 def _views(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """Embeddings (U, V, D) of images (U, V, …)."""
-    return embed(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+    embeddings = embed(images.flatten(0, 1))
+    return embeddings.reshape(*images.shape[:2], embeddings.shape[-1])

@@ -56,4 +56,5 @@ class Ball:
 
 def _length(x: Tensor) -> Tensor:
     """L2 norm of each image of a (units, views, …) tensor, shaped to broadcast."""
-    return x.flatten(2).norm(dim=2).reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+    length: Tensor = torch.linalg.vector_norm(x.flatten(2), dim=2)
+    return length.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
