@@ -17,8 +17,8 @@ class Report(Protocol):
     def say(self, text: str) -> None:
         """One line of news."""
 
-    def task(self, name: str, total: int) -> AbstractContextManager[Advance]:
-        """A function to call with how much is done and a short note."""
+    def task(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Advance]:
+        """A function to call with how much is done and a short note; `done` was done before it began."""
 
 
 class Silent:
@@ -28,7 +28,7 @@ class Silent:
         return
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Advance]:
+    def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
         def advance(done: int, note: str = "") -> None:
             return
 
@@ -44,15 +44,15 @@ class Console:
         print(text, file=sys.stderr, flush=True)
 
     @contextmanager
-    def task(self, name: str, total: int) -> Iterator[Advance]:
+    def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
         if sys.stderr.isatty():
-            with self._bar(name, total) as advance:
+            with self._bar(name, total, done) as advance:
                 yield advance
         else:
-            yield self._lines(name, total)
+            yield self._lines(name, total, done)
 
     @contextmanager
-    def _bar(self, name: str, total: int) -> Iterator[Advance]:
+    def _bar(self, name: str, total: int, first: int) -> Iterator[Advance]:
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -66,23 +66,19 @@ class Console:
         )
         with Progress(*columns, console=Terminal(stderr=True)) as progress:
             task = progress.add_task(name, total=total, rate="", note="")
-            begun, first = time.monotonic(), -1
+            begun = time.monotonic()
 
             def advance(done: int, note: str = "") -> None:
-                nonlocal first
-                first = done if first < 0 else first
                 rate = (done - first) / max(time.monotonic() - begun, 1e-9)
                 progress.update(task, completed=done, rate=f"{rate:.1f}/s" if rate else "", note=note)
 
             yield advance
 
-    def _lines(self, name: str, total: int) -> Advance:
+    def _lines(self, name: str, total: int, first: int) -> Advance:
         begun = told = time.monotonic()
-        first = -1
 
         def advance(done: int, note: str = "") -> None:
-            nonlocal told, first
-            first = done if first < 0 else first
+            nonlocal told
             now = time.monotonic()
             if done < total and now - told < self.EVERY:
                 return

@@ -30,15 +30,17 @@ def attack_budget(eps: float) -> Budget:
     return Budget(STEPS, 10 * eps / STEPS, start="random", restarts=RESTARTS, keep="best", schedule="linear")
 
 
-def run_demo(out: Path, *, seed: int = 0, report: Report, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Train both models, attack both at every ε, and write what came out to `out`/demo.json."""
+def run_demo(
+    out: Path, *, seed: int = 0, report: Report, overrides: Mapping[str, Any] | None = None, queries: int = 0
+) -> dict[str, Any]:
+    """Train both models, attack both at every ε (all queries, or so many), and write the result to `out`/demo.json."""
     cpu = torch.device("cpu")
     digits = dataset("digits")
     result: dict[str, Any] = {
         "schema": "anchorhold.demo/1",
         "seed": seed,
         "epsilons": list(EPSILONS),
-        "queries": len(digits.test),
+        "queries": queries or len(digits.test),
         "attack": {"objective": "margin", "steps": STEPS, "restarts": RESTARTS, "norm": "linf"},
         **provenance(cpu),
     }
@@ -55,7 +57,7 @@ def run_demo(out: Path, *, seed: int = 0, report: Report, overrides: Mapping[str
         with report.task(f"attacking the {name} model", len(EPSILONS)) as advance:
             for done, eps in enumerate(EPSILONS, 1):
                 key = Key.of(seed)("demo")
-                kept = recall_under_attack(model, test, gallery, Ball(eps), attack_budget(eps), key)
+                kept = recall_under_attack(model, test, gallery, Ball(eps), attack_budget(eps), key, queries)
                 curve.append(round(kept, 2))
                 advance(done, f"ε = {eps}: R@1 {kept:.1f}")
         result[name] = {

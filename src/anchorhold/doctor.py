@@ -21,7 +21,10 @@ def findings() -> Iterator[tuple[str, str]]:
         try:
             yield "✓", f"{name} {metadata.version(name)}"
         except metadata.PackageNotFoundError:
-            yield "✗", f"{name} is not installed; install Anchorhold with pip, which brings it"
+            if name == "anchorhold":
+                yield "!", "anchorhold runs from its source; `pip install .` there makes it a command"
+            else:
+                yield "✗", f"{name} is not installed; install Anchorhold with pip, which brings it"
     try:
         import torch
     except Exception as error:

@@ -13,15 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import checkpoint
 from . import settings as _settings
-from .console import Report, Silent
+from .checkpoint import Meters, Progress
+from .console import Report, Silent, duration
 from .data.batches import class_batches, pair_batches
 from .data.datasets import Dataset, dataset
 from .defences import DEFENCES, Batch, Step
@@ -132,19 +134,6 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
 # The loop --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Progress:
-    """Where a run stands: what a checkpoint holds besides weights and optimiser."""
-
-    epoch: int = 0
-    index: int = 0  # batches of this epoch that are done
-    step: int = 0  # optimiser batches since the beginning
-    collapsed: int = 0  # checks running that found a collapse
-    seconds: float = 0.0
-    image_steps: float = 0.0
-    meters: dict[str, list[float]] = field(default_factory=dict)  # name: [sum, count] over this epoch
-
-
 def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device: torch.device, report: Report) -> None:
     train, key = settings.train, Key.of(settings.train.seed)
     for note in data.notes:
@@ -163,21 +152,23 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     )
     defence = DEFENCES[to_dict(settings)["defence"]["name"]]
     state: dict[str, Tensor] = {}
-    at = _restore(run, model, optimiser, state) or Progress()
+    at = checkpoint.restore(run, model, optimiser, state) or Progress()
     run.cut_metrics(at.step)
     precision = _precision(train.precision, device)
     finite = torch.ones((), dtype=torch.bool, device=device)
-    meters = _Meters(at.meters)
+    meters = Meters(at.meters)
     begun = saved = time.monotonic()
     spent = at.seconds
 
     def save() -> None:
         nonlocal saved
         at.seconds, at.meters = spent + time.monotonic() - begun, meters.sums()
-        _save(run, model, optimiser, state, at)
+        checkpoint.save(run, model, optimiser, state, at)
         saved = time.monotonic()
 
-    with _stop_on_signal() as stopping, report.task("training", train.epochs) as advance:
+    total = train.epochs * len(_plan(images, settings, key("batches", 0)))
+    first = at.step
+    with _stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
         while at.epoch < train.epochs:
             plan = _plan(images, settings, key("batches", at.epoch))
             keys = (key("augment", at.epoch, i) for i in range(at.index, len(plan)))
@@ -206,7 +197,10 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                 at.index, at.step = at.index + 1, at.step + 1
                 if at.step % LOOK == 0 or at.index == len(plan):
                     _check_finite(run, bool(finite), at, report)
-                    advance(at.epoch, f"epoch {at.epoch + 1}, batch {at.index} of {len(plan)}, {meters.note()}")
+                    advance(at.step, f"epoch {at.epoch + 1}, {meters.note()}")
+                if at.step == first + LOOK:
+                    left = (total - at.step) * (time.monotonic() - begun) / LOOK
+                    report.say(f"about {duration(left)} for {total - at.step:,} steps, looks at the test split apart")
                 if stopping():
                     save()
                     run.update_json(status="interrupted")
@@ -221,14 +215,14 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                 **meters.means(),
                 **separability(model, images, key("collapse")),
             }
-            _judge_collapse(run, settings, at, row, report)
             at.epoch, at.index = at.epoch + 1, 0
             if at.epoch % max(train.evaluate_every, 1) == 0 or at.epoch == train.epochs:
                 row |= _look(model, test, settings, key("look", at.epoch), precision)
             meters.reset()
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
             run.append(row)
-            advance(at.epoch, _summary(row))
+            advance(at.step, _summary(row))
+            _judge_collapse(run, settings, at, row, report)
             if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
                 save()
     model.save(run.path / "model.safetensors")
@@ -287,11 +281,11 @@ def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str
     """Two checks running with clean triplets that cannot be told apart are a collapse (decision 9)."""
     t = settings.train
     flat = row["separability"] < t.collapse_separability or row["mean_distance"] < 1e-3
-    at.collapsed = at.collapsed + 1 if flat and at.epoch + 1 > t.collapse_warmup else 0
+    at.collapsed = at.collapsed + 1 if flat and at.epoch > t.collapse_warmup else 0
     if at.collapsed < 2:
         return
     reason = (
-        f"the model collapsed by epoch {at.epoch + 1}: separability of clean random triplets "
+        f"the model collapsed by epoch {at.epoch}: separability of clean random triplets "
         f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}"
     )
     if t.on_collapse == "stop":
@@ -330,76 +324,19 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-# Checkpoints -----------------------------------------------------------------------------------------------
-
-
-def _save(run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[str, Tensor], at: Progress) -> None:
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        for part, value in optimiser.state.get(parameter, {}).items():
-            tensors[f"optimiser.{name}.{part}"] = value
-    tensors |= {f"state.{name}": value for name, value in state.items()}
-    if not all(bool(torch.isfinite(v).all()) for v in tensors.values() if v.is_floating_point()):
-        raise RunError(f"a weight became NaN or infinite by step {at.step}; the checkpoint before it is kept")
-    run.save(tensors, vars(at))
-
-
-def _restore(run: Run, model: Embedder, optimiser: torch.optim.Adam, state: dict[str, Tensor]) -> Progress | None:
-    loaded = run.load()
-    if loaded is None:
-        return None
-    tensors, at = loaded
-    device = next(model.parameters()).device
-    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-    for name, parameter in model.named_parameters():
-        parts = {p: tensors.get(f"optimiser.{name}.{p}") for p in ("step", "exp_avg", "exp_avg_sq")}
-        found = {
-            p: v.to(device) if p != "step" or device.type == "cuda" else v for p, v in parts.items() if v is not None
-        }
-        if found:
-            found |= {p: v.to(memory_format=torch.preserve_format) for p, v in found.items()}
-            optimiser.state[parameter] = found
-    state |= {k.removeprefix("state."): v.to(device) for k, v in tensors.items() if k.startswith("state.")}
-    return Progress(**at)
-
-
-class _Meters:
-    """Means over an epoch, summed on the device so that logging waits for nothing."""
-
-    def __init__(self, sums: Mapping[str, list[float]]) -> None:
-        self._sums: dict[str, Tensor | float] = {name: total for name, (total, _) in sums.items()}
-        self._counts: dict[str, int] = {name: int(count) for name, (_, count) in sums.items()}
-
-    def add(self, name: str, value: Tensor | float) -> None:
-        value = value.detach().double() if isinstance(value, Tensor) else value
-        self._sums[name] = self._sums.get(name, 0.0) + value
-        self._counts[name] = self._counts.get(name, 0) + 1
-
-    def sums(self) -> dict[str, list[float]]:
-        return {name: [float(total), self._counts[name]] for name, total in self._sums.items()}
-
-    def total(self, name: str) -> float:
-        return float(self._sums.get(name, 0.0))
-
-    def means(self) -> dict[str, float]:
-        return {name: total / count for name, (total, count) in self.sums().items()}
-
-    def note(self) -> str:
-        return f"loss {self.means().get('loss', float('nan')):.4f}"
-
-    def reset(self) -> None:
-        self._sums.clear()
-        self._counts.clear()
-
-
 # Small things ----------------------------------------------------------------------------------------------
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"no device is called {name!r}; --device takes auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise RunError(f"{name} is not supported; --device takes auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RunError("no CUDA device is available here; `anchorhold doctor` says what is; use --device cpu")
     return device
 
@@ -417,6 +354,5 @@ def _precision(name: str, device: torch.device) -> Callable[[], AbstractContextM
 
 def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """What is known of a data set, below what the caller says."""
-    root = data.train.root
-    known = {"name": data.name, "root": str(root) if root else ""}
+    known = {"name": data.name, "root": data.root}
     return {**overrides, "data": {**known, **overrides.get("data", {})}}

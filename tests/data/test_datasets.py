@@ -154,7 +154,7 @@ def test_cub_keeps_the_listed_file_where_two_formats_lie_side_by_side(tmp_path: 
 
 
 def test_cub_without_a_root_or_a_list_says_what_and_where_from(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"give the folder CUB_200_2011 as root.*Caltech"):
+    with pytest.raises(DataError, match=r"give the folder CUB_200_2011 .*Caltech"):
         dataset("cub")
     for name in ("images.txt", "image_class_labels.txt", "classes.txt"):
         root = small_cub(tmp_path / name)

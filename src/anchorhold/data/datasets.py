@@ -92,6 +92,7 @@ class Dataset:
     train: Split
     test: Split
     notes: tuple[str, ...] = ()
+    root: str = ""  # as it was given, so that a run can find its images again
 
     @property
     def query(self) -> Split:
@@ -123,7 +124,8 @@ def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, **optio
     for option in options:
         if option not in known:
             raise SettingsError(f"{name} has no option {option!r}; it has {', '.join(known) or 'none'}")
-    return loader(None if root is None else Path(root).expanduser(), seed, **options)
+    loaded = loader(None if root is None else Path(root).expanduser(), seed, **options)
+    return replace(loaded, root="" if root is None else str(root))
 
 
 def _usable(split: Split) -> Split:
@@ -145,7 +147,9 @@ _CUB_CLASSES = 200
 def _cub(root: Path | None, seed: int) -> Dataset:
     """Classes 1 … 100 train, 101 … 200 test; label = class id - 1, in the order of images.txt."""
     if root is None:
-        raise DataError(f"cub needs to know where it lies: give the folder CUB_200_2011 as root; {CUB_SOURCE}")
+        raise DataError(
+            f"cub needs to know where it lies: give the folder CUB_200_2011 (--root on the command line); {CUB_SOURCE}"
+        )
     inner = root / "CUB_200_2011"
     if not (root / "images.txt").is_file() and inner.is_dir():
         root = inner
