@@ -11,13 +11,15 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ModelError, SettingsError
 from ..record import atomic
 from .backbones import backbone as build_backbone
 from .backbones import usual_size
-from .frozen import embed_all, frozen
+from .fold import folded
+from .frozen import Embed, embed_all, frozen
 from .weights import LoadReport, load_weights
 
 __all__ = ["Embedder", "embed_all", "frozen", "load_embedder", "save"]
@@ -89,12 +91,23 @@ class Embedder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Unit vectors (B, dim), in fp32 also under autocast; float64 stays float64."""
+        return self._embed(images, lambda x: self.head(self.backbone(x)))
+
+    def folded(self) -> Embed | None:
+        """This embedder as it is now, in eval mode, with BatchNorm folded: for `frozen`. None without BatchNorm."""
+        backbone = folded(self.backbone)
+        if backbone is None:
+            return None
+        head = {name: p.detach() for name, p in self.head.named_parameters()}
+        return lambda images: self._embed(images, lambda x: functional_call(self.head, head, (backbone(x),)))
+
+    def _embed(self, images: Tensor, network: Embed) -> Tensor:
         if images.ndim != 4 or images.shape[1] != len(self.mean) or not images.is_floating_point():
             raise ModelError(
                 f"expected float images in [0, 1] of shape (B, {len(self.mean)}, H, W), "
                 f"got {images.dtype} of shape {tuple(images.shape)}"
             )
-        out: Tensor = self.head(self.backbone((images - self.mean) / self.std))
+        out = network((images - self.mean) / self.std)
         if out.dtype in (torch.float16, torch.bfloat16):
             out = out.float()  # a norm in half precision is off by a per mille
         return F.normalize(out, dim=1)

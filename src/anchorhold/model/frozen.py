@@ -21,8 +21,8 @@ Embed = Callable[[Tensor], Tensor]
 def frozen(model: nn.Module) -> Iterator[Embed]:
     """A view of the model in eval mode whose gradients reach the images and nothing else.
 
-    The view shares memory with the model's tensors, so it is never a stale copy; open a new one after tensors
-    have been replaced. On leaving, every submodule is back in the mode it was in.
+    A view is of the weights as they are when it is opened; after a training step open a new one. A model with a
+    method `folded` (an Embedder's) lends its folded network. On leaving, every submodule is in the mode it was in.
 
     >>> net = nn.Linear(2, 2)
     >>> x = torch.zeros(1, 2, requires_grad=True)
@@ -35,12 +35,14 @@ def frozen(model: nn.Module) -> Iterator[Embed]:
     modes = [(module, module.training) for module in model.modules()]
     state = {name: p.detach() for name, p in model.named_parameters()}
     state |= {name: b.detach() for name, b in model.named_buffers()}
+    fold = getattr(model, "folded", None)
+    network: Embed | None = fold() if callable(fold) else None
     open_ = True
 
     def embed(images: Tensor) -> Tensor:
         if not open_:
             raise RuntimeError("this frozen view has ended; open a new one with frozen(model)")
-        out: Tensor = functional_call(model, state, (images,))
+        out: Tensor = functional_call(model, state, (images,)) if network is None else network(images)
         return out
 
     try:
