@@ -16,11 +16,16 @@ import torch
 from torch import Tensor
 
 from anchorhold import Ball, Budget, ascend, geometry, losses, metrics, triplets
+from anchorhold.attacks import ATTACKS, Goal, Scene, attack
+from anchorhold.attacks.goal import own_ids
+from anchorhold.attacks.ranking import hinge
+from anchorhold.attacks.recall import subset_index
 from anchorhold.defences.hardness import lga, raise_hardness
 from anchorhold.errors import AnchorholdError
 from anchorhold.random import Key
 
 NUMBER = 1e-6  # any value
+PIXEL = 1e-5  # a perturbation in units of 1/255
 DRAWS = 400  # made by the file's author for each reachable set
 
 Oracle = dict[str, Any]
@@ -138,6 +143,156 @@ def _mismatches(mask: Tensor, listed: list[list[float]]) -> float:
     return float(total)
 
 
+def check_attack_losses(oracle: Oracle) -> Iterator[Case]:
+    """What each attack minimises, on embeddings that are given; the targets are not items of the gallery."""
+    section = oracle["attack_losses"]
+    gallery, q, targets = (numbers(section[name]) for name in ("gallery", "q", "targets"))
+    lists = geometry.distance_matrix(q, gallery)
+    reach, target_lists = _distances(q, targets), _distances(targets.flatten(0, 1), gallery).unflatten(0, (len(q), -1))
+    rank = (target_lists < reach.unsqueeze(2)).double().mean() * len(gallery)
+    for name, raised in (("CA+", True), ("CA-", False), ("QA+", True), ("QA-", False)):
+        theirs = section[name]
+        loss = hinge(reach, target_lists if name.startswith("CA") else lists, raised)
+        yield f"{name} loss_per_sample", deviation(loss, theirs["loss_per_sample"]), NUMBER
+        yield f"{name} loss_mean", deviation(loss.mean(), theirs["loss_mean"]), NUMBER
+        if theirs["rank_mean_times_N"] is not None:
+            yield f"{name} rank_mean_times_N", deviation(rank, theirs["rank_mean_times_N"]), NUMBER
+    everybody = torch.arange(len(q))
+    scene = Scene(gallery, torch.arange(len(gallery)), q, everybody, torch.full_like(everybody, -1))
+    chosen, chosen_error = whole(section["QA_rank"]["cand_idx"])
+    counted = ATTACKS["QA+"]("published").measure(scene, everybody, chosen, q)["QA+"].mean() * len(gallery)
+    yield "QA_rank cand_idx", chosen_error, NUMBER
+    yield "QA_rank mean_rank0based", deviation(counted, section["QA_rank"]["mean_rank0based"]), NUMBER
+    top = _distances(q, numbers(section["GTT"]["top1"]).unsqueeze(1))
+    yield "GTT loss_mean", deviation(hinge(top, lists, False).mean(), section["GTT"]["loss_mean"]), NUMBER
+
+    def loss_of(name: str, given: str) -> Tensor:
+        """Each sample aims at the given vector of its number, which is also its clean embedding."""
+        other = numbers(section[name][given])
+        there = Scene(other, everybody, other, everybody, everybody)
+        return -ATTACKS[name]("published").objective(there, everybody, everybody).value(q.unsqueeze(1), everybody)
+
+    yield "ES loss_sum", deviation(loss_of("ES", "other").sum(), section["ES"]["loss_sum"]), NUMBER
+    yield "TMA loss_mean", deviation(loss_of("TMA", "other").mean(), section["TMA"]["loss_mean"]), NUMBER
+    yield "GTM loss_mean", deviation(loss_of("GTM", "target").mean(), section["GTM"]["loss_mean"]), NUMBER
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    """(N, D) to (G, D) as a matrix, to (N, T, D) row by row."""
+    if y.ndim == 2:
+        return geometry.distance_matrix(x, y)
+    return torch.cat([geometry.distance_matrix(a[None], b) for a, b in zip(x, y)])
+
+
+def check_selectors(oracle: Oracle) -> Iterator[Case]:
+    """Whom GTM (as coded) and GTT aim at."""
+    section = oracle["selectors"]
+    labels, label_error = whole(section["labels"])
+    ids, id_error = whole(section["query_idx"])
+    yield "whole numbers", max(label_error, id_error), NUMBER
+    scene = Scene.of(numbers(section["gallery"]), labels)
+    yield "loc_self", deviation(own_ids(scene, ids, by_position=True), section["loc_self"]), NUMBER
+    match, unmatch = _misranking(scene, ids)
+    yield "GTM_match_idx_as_coded", deviation(match, section["GTM_match_idx_as_coded"]), NUMBER
+    yield "GTM_unmatch_idx_as_coded", deviation(unmatch, section["GTM_unmatch_idx_as_coded"]), NUMBER
+    first, second = _translocation(scene, ids)
+    yield "GTT_top1", deviation(first, section["GTT_top1"]), NUMBER
+    yield "GTT_top2", deviation(second, section["GTT_top2"]), NUMBER
+
+
+def _misranking(scene: Scene, ids: Tensor) -> Tensor:
+    """(2, N) the match, which nobody uses, and the non-match that published GTM aims at."""
+    nearest = geometry.retrieve(scene.queries[ids], scene.gallery, 1, exclude=scene.own[ids]).ids[:, 0]
+    match = subset_index(scene, ids, scene.gallery_labels[nearest], matching=True)
+    return torch.stack([match, _drawn("GTM", scene, ids)])
+
+
+def _translocation(scene: Scene, ids: Tensor) -> Tensor:
+    """(2, N) the neighbour that GTT aims at, and the one after it."""
+    second = geometry.retrieve(scene.queries[ids], scene.gallery, 2, exclude=scene.own[ids]).ids[:, 1]
+    return torch.stack([_drawn("GTT", scene, ids), second])
+
+
+def _drawn(name: str, scene: Scene, ids: Tensor) -> Tensor:
+    targets = ATTACKS[name]("published").targets(scene, ids, Key.of(0))
+    assert targets is not None
+    return targets
+
+
+def check_pgd_attacks(oracle: Oracle) -> Iterator[Case]:
+    """Whole runs of every attack: whom it aimed at, the perturbation, and the numbers before and after."""
+    section = oracle["pgd_attacks"]
+    embed, images = _net(section), numbers(section["images"])
+    labels, label_error = whole(section["labels"])
+    ids, id_error = whole(section["attacked"])
+    steps, step_error = whole(section["iters"])
+    yield "whole numbers", max(label_error, id_error, step_error), NUMBER
+    scene, own = Scene.of(embed(images), labels), images[ids]
+    ball, budget = Ball(float(section["eps"])), Budget(int(steps), float(section["alpha"]))
+    # These two list what they do not aim at as well; whom the others aim at was drawn, or injected by the author.
+    listed: dict[str, tuple[Tensor, int]] = {
+        "GTM": (_misranking(scene, ids), 1),
+        "GTT": (_translocation(scene, ids), 0),
+    }
+    for name, run in section["runs"].items():
+        if name not in ATTACKS:
+            raise ValueError(f"no attack is called {name}")
+        goal, targets = ATTACKS[name]("published"), None
+        if run["selected"] is not None:
+            targets, off = whole(run["selected"])
+            if name in listed:
+                ours, row = listed[name]
+                off, targets = max(off, deviation(ours, run["selected"])), targets[row]
+            yield f"{name} selected", off, NUMBER
+        found = attack(embed, own, scene, goal, ids, ball, budget, targets=targets, look_back=True)
+        yield f"{name} delta_in_255", deviation((found.images - own) * 255, run["delta_in_255"]), PIXEL
+        clean = scene.queries[ids]
+        for when, e, early in (("summary_orig", clean, clean), ("summary_adv", found.embeddings, found.early)):
+            assert early is not None
+            summary = _summary(goal, scene, ids, targets, e, early)
+            for entry, theirs in run[when].items():
+                off = deviation(summary[entry], theirs)
+                if when == "summary_orig" and entry in ("CA+:prank", "CA-:prank") and targets is not None:
+                    off = _tied(scene, ids, targets, theirs)
+                yield f"{name} {when} {entry}", off, NUMBER
+
+
+def _tied(scene: Scene, ids: Tensor, targets: Tensor, theirs: float) -> float:
+    """How far CA's rank before the attack is from one that is possible.
+
+    An unperturbed candidate lies exactly where its clean image in the gallery lies, so whether that image counts
+    as nearer is up to rounding, sample by sample: any number of samples from none to all may count one more.
+    """
+    strict = geometry.ranks(scene.queries[targets[:, 0]], scene.gallery, ids)
+    possible = torch.arange(len(ids) + 1) + strict.sum()
+    return float((possible / (len(ids) * len(scene.gallery)) - numbers(theirs)).abs().min())
+
+
+def _summary(
+    goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor
+) -> dict[str, Tensor]:
+    """What the file's author calls our measures; ES sums its loss and has recall in percent."""
+    name, everybody = goal.name, torch.arange(len(ids))
+    loss = -goal.objective(scene, ids, targets).value(embeddings.unsqueeze(1), everybody)
+    measures = goal.measure(scene, ids, targets, embeddings, early)
+    means = {measure: values.mean() for measure, values in measures.items()}
+    shift = geometry.euclidean(early, scene.clean(goal.side)[ids]).mean()
+    summary = {"loss": loss.sum() if name == "ES" else loss.mean(), "embshift": shift}
+    if name == "ES":
+        relevant = geometry.retrieve(
+            embeddings,
+            scene.gallery,
+            min(100, len(scene.gallery) - 1),
+            query_labels=scene.labels[ids],
+            gallery_labels=scene.gallery_labels,
+            exclude=own_ids(scene, ids, by_position=True),
+        ).relevant
+        recalls = {f"r@{k}": 100 * metrics.recall_at(relevant, k).double().mean() for k in (10, 100)}
+        return summary | recalls | {"r@1": 100 * means["ES:R"], "ES:D": means["ES:D"]}
+    names = {"TMA": "Cosine-SIM", "LTM": "r@1", "GTM": "r@1", "GTT": "retain@4", "GTT@1": "ID-Retain@1"}
+    return summary | {names.get(measure, f"{measure}:prank"): mean for measure, mean in means.items()}
+
+
 def check_inner_pgd(oracle: Oracle) -> Iterator[Case]:
     """Hardness manipulation and min-max: perturbations in 1/255, hardness before and after, training loss."""
     section, net = oracle["inner_pgd"], oracle["pgd_attacks"]
@@ -198,11 +353,11 @@ def _net(section: Oracle) -> Callable[[Tensor], Tensor]:
 
 SECTIONS: dict[str, Callable[[Oracle], Iterator[Case]] | None] = {
     "metrics": check_metrics,
-    "attack_losses": None,
+    "attack_losses": check_attack_losses,
     "losses": check_losses,
     "miners": check_miners,
-    "selectors": None,
-    "pgd_attacks": None,
+    "selectors": check_selectors,
+    "pgd_attacks": check_pgd_attacks,
     "inner_pgd": check_inner_pgd,
 }
 PARTS = {"inner_pgd": "ACT"}  # what a covered section holds beyond what is built

@@ -1,7 +1,7 @@
 """The slow truth: every definition once more in plain Python loops, to compare the fast code with.
 
 Nothing here uses torch or the package: numbers are floats, batches are lists, and each function is written
-from the definition (spec/protocol.md 2, 3 and 4.1), so that an error in the fast code has no twin here.
+from the definition (spec/protocol.md 2, 3, 4.1, 4.2 and 4.4), so that an error in the fast code has no twin here.
 """
 
 import math
@@ -152,11 +152,56 @@ def distance_probabilities(
     return [w / sum(weights) for w in weights]
 
 
+# Attacks: what they minimise, whom they aim at, what is measured
+
+
+def hinge(reach: Vector, lists: Rows, raised: bool, margin: float = 0.0) -> float:
+    """Mean of max(0, margin ± (d(target) - d(x))) over targets and the list of each."""
+    terms = [max(0.0, (r - x if raised else x - r) + margin) for r, row in zip(reach, lists) for x in row]
+    return sum(terms) / len(terms)
+
+
+def misrank_loss(distances: Vector, labels: Sequence[int], label: int, own: int) -> float:
+    """Furthest non-match against nearest match, `own` being none of the matches; 0 where either is missing."""
+    others = [d for d, c in zip(distances, labels) if c != label]
+    matches = [d for i, (d, c) in enumerate(zip(distances, labels)) if c == label and i != own]
+    return max(0.0, max(others) - min(matches)) if others and matches else 0.0
+
+
+def nearest_other(distances: Vector, labels: Sequence[int], label: int) -> int:
+    """The nearest item of another class, -1 where there is none."""
+    others = [i for i in range(len(labels)) if labels[i] != label]
+    return min(others, key=lambda i: (distances[i], i)) if others else -1
+
+
+def as_coded(distances: Vector, labels: Sequence[int], own: int, matching: bool = False) -> int:
+    """RobRank's slip (protocol 4.4 a): judged by the neighbour's label, and counted inside the list of those."""
+    neighbour = ordered(distances, own)[0]
+    chosen = [i for i in range(len(labels)) if (labels[i] == labels[neighbour]) == matching]
+    return min(range(len(chosen)), key=lambda k: (math.inf if chosen[k] == own else distances[chosen[k]], k))
+
+
+def query_standing(distances: Vector, target: int, own: int, counts_self: bool) -> float:
+    """Rank of a candidate over the length of the list it stands in."""
+    listed = [i for i in range(len(distances)) if counts_self or i != own or i == target]
+    return sum(1 for i in listed if distances[i] < distances[target] and (counts_self or i != own)) / len(listed)
+
+
+def candidate_standing(
+    query: Vector, candidate: Vector, gallery: Rows, number: int, own: int, counts_self: bool
+) -> float:
+    """Rank of a perturbed candidate over the length of the query's list; `number` is its place in the gallery."""
+    reach = distance(query, candidate)
+    listed = [x for i, x in enumerate(gallery) if counts_self or i not in (own, number)]
+    nearer = sum(1 for x in listed if distance(query, x) < reach)
+    return nearer / (len(listed) if counts_self else len(listed) + 1)
+
+
 # A small oracle file with the schema of spec/oracle.json
 
 
 def small_oracle(seed: int = 0) -> dict[str, Any]:
-    """Sections metrics, losses and miners, computed by the loops above on random numbers."""
+    """All sections but those of whole ascents, computed by the loops above on random numbers."""
     draw = random.Random(seed)
 
     def vectors(count: int, size: int) -> list[list[float]]:
@@ -209,4 +254,50 @@ def small_oracle(seed: int = 0) -> dict[str, Any]:
             ],
             "reachable_sets_400_draws": reachable,
         },
+        "attack_losses": _attack_losses(vectors),
+        "selectors": _selectors(vectors),
+    }
+
+
+def _attack_losses(vectors: Any) -> dict[str, Any]:
+    gallery, q, others = vectors(9, 4), vectors(3, 4), vectors(3, 4)
+    targets, chosen = [vectors(2, 4) for _ in q], [[0, 5], [3, 7], [8, 2]]
+    lists = [[distance(x, y) for y in gallery] for x in q]
+    reach = [[distance(x, t) for t in each] for x, each in zip(q, targets)]
+    target_lists = [[[distance(t, y) for y in gallery] for t in each] for each in targets]
+    ranks = [sum(1 for d in row if d < r) for each, rows in zip(reach, target_lists) for r, row in zip(each, rows)]
+    section: dict[str, Any] = {"gallery": gallery, "q": q, "targets": targets}
+    for name in ("CA+", "CA-", "QA+", "QA-"):
+        losses = [
+            hinge(reach[i], target_lists[i] if name < "Q" else [lists[i]] * 2, name.endswith("+"))
+            for i in range(len(q))
+        ]
+        section[name] = {
+            "loss_mean": sum(losses) / len(losses),
+            "loss_per_sample": losses,
+            "rank_mean_times_N": sum(ranks) / len(ranks) if name < "Q" else None,
+        }
+    standing = [rank(lists[i], c) for i, each in enumerate(chosen) for c in each]
+    section["QA_rank"] = {"cand_idx": chosen, "mean_rank0based": sum(standing) / len(standing)}
+    apart = [distance(x, y, 1e-6) for x, y in zip(q, others)]
+    sunk = [hinge([distance(x, y)], [row], False) for x, y, row in zip(q, others, lists)]
+    section["ES"] = {"other": others, "loss_sum": -sum(apart)}
+    section["TMA"] = {"other": others, "loss_mean": sum(cosine(x, y) for x, y in zip(q, others)) / len(q)}
+    section["GTM"] = {"target": others, "loss_mean": sum(apart) / len(q)}
+    section["GTT"] = {"top1": others, "loss_mean": sum(sunk) / len(q)}
+    return section
+
+
+def _selectors(vectors: Any) -> dict[str, Any]:
+    gallery, labels, queries = vectors(12, 4), [0, 0, 1, 1, 2, 2, 2, 0, 3, 3, 1, 3], [0, 4, 7, 11]
+    rows = [[distance(gallery[i], x) for x in gallery] for i in queries]
+    return {
+        "gallery": gallery,
+        "labels": labels,
+        "query_idx": queries,
+        "loc_self": queries,
+        "GTM_unmatch_idx_as_coded": [as_coded(row, labels, i) for row, i in zip(rows, queries)],
+        "GTM_match_idx_as_coded": [as_coded(row, labels, i, matching=True) for row, i in zip(rows, queries)],
+        "GTT_top1": [ordered(row, i)[0] for row, i in zip(rows, queries)],
+        "GTT_top2": [ordered(row, i)[1] for row, i in zip(rows, queries)],
     }

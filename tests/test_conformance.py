@@ -12,7 +12,11 @@ from tests import conformance, reference
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "spec" / "oracle.json"
 COVERED = [name for name, check in conformance.SECTIONS.items() if check is not None]
+SMALL = ["metrics", "losses", "miners", "attack_losses", "selectors"]
 INPUTS = {"dist", "gallery_labels", "query_index", "query_label", "a", "p", "n", "embeddings", "labels"}
+INPUTS |= {"gallery", "q", "targets", "other", "target", "top1", "query_idx"}
+INPUTS |= {"W1", "b1", "W2", "b2", "images", "attacked", "eps", "alpha", "iters"}
+SAMPLED = {"delta_in_255": 12, "selected": 8}  # long lists: so many numbers of each run are shifted
 
 
 def replay(oracle: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -29,13 +33,12 @@ def outputs(section: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
     def walk(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         if isinstance(value, dict | list):
             for key, below in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from walk(below, (*path, key))
+                if key not in INPUTS:
+                    yield from walk(below, (*path, key))
         elif isinstance(value, int | float):
             yield path
 
-    for name, value in section.items():
-        if name not in INPUTS:
-            yield from walk(value, (name,))
+    yield from walk(section, ())
 
 
 def shifted(oracle: dict[str, Any], path: tuple[Any, ...], by: float = 1e-3) -> dict[str, Any]:
@@ -71,10 +74,10 @@ def test_the_shared_oracle_agrees(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_small_oracle_agrees(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, printed = replay(reference.small_oracle(seed), tmp_path, capsys)
     assert status == 0, printed
-    assert "selectors      missing from the file" in printed
+    assert "pgd_attacks    missing from the file" in printed
 
 
-@pytest.mark.parametrize("section", ["metrics", "losses", "miners"])
+@pytest.mark.parametrize("section", SMALL)
 def test_every_shifted_output_is_noticed(section: str) -> None:
     oracle = reference.small_oracle()
     paths = list(outputs(oracle[section]))
@@ -83,11 +86,27 @@ def test_every_shifted_output_is_noticed(section: str) -> None:
         assert failing(shifted(oracle, (section, *path))) == {section}, path
 
 
-@pytest.mark.parametrize("section", ["metrics", "losses", "miners"])
+@pytest.mark.parametrize("section", SMALL)
 def test_every_shifted_output_of_the_shared_oracle_is_noticed(section: str) -> None:
     oracle = {section: shared_oracle()[section]}
     for path in outputs(oracle[section]):
         assert failing(shifted(oracle, (section, *path))) == {section}, path
+
+
+def test_shifted_outputs_of_whole_attacks_are_noticed() -> None:
+    shared = shared_oracle()["pgd_attacks"]
+    paths = list(outputs(shared))
+    runs = shared["runs"]
+    assert len(runs) == 9 and {path[1] for path in paths} == set(runs)
+    for name, run in runs.items():
+        # One run at a time: the others cost time and cannot fail.
+        oracle = {"pgd_attacks": {**shared, "runs": {name: run}}}
+        assert failing(oracle) == set()
+        mine = [path for path in paths if path[1] == name]
+        for entry in run:
+            there = [path for path in mine if path[2] == entry]
+            for path in there[:: -(-len(there) // SAMPLED.get(entry, len(there))) or 1] if there else []:
+                assert failing(shifted(oracle, ("pgd_attacks", *path))) == {"pgd_attacks"}, path
 
 
 @pytest.mark.parametrize(
@@ -101,6 +120,12 @@ def test_every_shifted_output_of_the_shared_oracle_is_noticed(section: str) -> N
         ("losses", "n", 0, 0),
         ("miners", "labels", 3),
         ("miners", "embeddings", 4, 1),
+        ("attack_losses", "gallery", 1, 1),
+        ("attack_losses", "q", 0, 2),
+        ("attack_losses", "targets", 1, 0, 1),
+        ("attack_losses", "GTT", "top1", 0, 0),
+        ("selectors", "labels", 3),
+        ("selectors", "query_idx", 1),
     ],
 )
 def test_shifted_inputs_are_noticed(path: tuple[Any, ...]) -> None:

@@ -193,6 +193,37 @@ def test_a_stationary_objective_names_its_first_direction() -> None:
     assert (embed(freed.images[:, 0]) - clean).norm(dim=1).min() > 0.01
 
 
+def test_a_tiny_start_only_names_a_direction() -> None:
+    embed, x = tanh_embedder(9), pictures(4)
+    clean = embed(x[:, 0])
+    away = Objective(lambda e, positions: (e[:, 0] - clean[positions]).square().sum(1))
+    begun = ascend(embed, x, away, Ball(0.1), Budget(0, 0.02, start="tiny"), key=KEY).images - x
+    assert 0 < begun.abs().max() <= 1e-4
+    freed = ascend(embed, x, away, Ball(0.1), Budget(5, 0.02, start="tiny"), key=KEY)
+    assert (embed(freed.images[:, 0]) - clean).norm(dim=1).min() > 0.01
+    with pytest.raises(SettingsError, match="key"):
+        ascend(embed, x, away, Ball(0.1), Budget(5, 0.02, start="tiny"))
+
+
+@pytest.mark.parametrize("batch", [5, 12])
+def test_a_watcher_is_shown_where_each_step_starts(batch: int) -> None:
+    x, goal = hm()
+    embed, ball = tanh_embedder(9), Ball(0.2)
+    seen: dict[int, Tensor] = {}
+
+    def watch(step: int, images: Tensor, positions: Tensor) -> None:
+        seen.setdefault(step, torch.full_like(x, torch.nan))[positions] = images
+
+    found = ascend(embed, x, goal, ball, Budget(5, 0.03), watch=watch, batch=batch)
+    assert torch.equal(found.images, ascend(embed, x, goal, ball, Budget(5, 0.03), batch=batch).images)
+    assert sorted(seen) == [0, 1, 2, 3, 4] and torch.equal(seen[0], x)
+    for step in range(1, 5):
+        there = ascend(embed, x, goal, ball, Budget(step, 0.03), batch=batch).images
+        shown = ~seen[step].isnan()
+        assert torch.equal(seen[step][shown], there[shown]) and shown.any()
+    assert seen[4].isnan().any()  # those who left are not shown again
+
+
 def test_schedules_shorten_the_steps() -> None:
     assert [Budget(4, 1.0, schedule="linear").length(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
     cosine = [Budget(4, 1.0, schedule="cosine").length(i) for i in range(4)]

@@ -1,20 +1,276 @@
-"""Attacks that want a wrong nearest neighbour."""
+"""Attacks that want a wrong nearest neighbour, or the right one gone."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from ..geometry import distance_matrix, retrieve
-from ..model.frozen import precise
+from ..errors import DataError
+from ..geometry import distance_matrix, distance_rows, euclidean, ranks, retrieve
+from ..metrics import score_queries
+from ..model.frozen import embed_all
 from ..perturb.ascend import Budget, Objective, ascend
 from ..perturb.ball import Ball
 from ..random import Key
+from .goal import Goal, Scene, aimed, neighbours, own_ids
+from .ranking import sinking
 
-__all__ = ["Gallery", "attack_recall", "margin"]
+__all__ = [
+    "EmbeddingShift",
+    "Gallery",
+    "GreedyMisranking",
+    "GreedyTranslocation",
+    "LearningToMisrank",
+    "MarginAttack",
+    "NearestAttack",
+    "attack_recall",
+    "margin",
+]
 
 SLACK = 1e-4  # a win must survive fp32 noise between the ascent and the measurement
+RETAIN = 4  # GTT's candidate is kept while it is among this many
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallGoal(Goal):
+    """Goals measured by R@1: does the nearest item, the query's own image apart, have the query's label?"""
+
+    by_position: bool = False  # published: "own image" means the item nearest to the clean embedding
+
+    def right(self, scene: Scene, ids: Tensor, embeddings: Tensor) -> Tensor:
+        """(N,) 1 where the nearest neighbour of these embeddings is right, else 0."""
+        own = own_ids(scene, ids, self.by_position)
+        found = retrieve(
+            embeddings,
+            scene.gallery,
+            1,
+            query_labels=scene.labels[ids],
+            gallery_labels=scene.gallery_labels,
+            exclude=own,
+        )
+        return found.relevant[:, 0].double()
+
+    def measure(
+        self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        return {self.name: self.right(scene, ids, embeddings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingShift(RecallGoal):
+    """ES: climb d(q', q) to the clean embedding; measured are that distance (ES:D) and R@1 (ES:R).
+
+    The distance is stationary where it starts. `opening` says how it gets away: "sum", the published accident,
+    climbs the sum of the coordinates in the first step (protocol 4.4 d); "tiny" starts at a random point so near
+    that it only names a direction. Published, ES:D is that of the embedding before the last step (4.4 c).
+    """
+
+    kept: ClassVar[str | None] = "ES:R"
+    opening: Literal["sum", "tiny"] = "tiny"
+    one_step_early: bool = False
+
+    @property
+    def name(self) -> str:
+        return "ES"
+
+    @property
+    def run(self) -> tuple[object, ...]:
+        return self.name, self.opening
+
+    @property
+    def looks_back(self) -> bool:
+        return self.one_step_early
+
+    def prepare(self, budget: Budget) -> Budget:
+        tiny = self.opening == "tiny" and budget.start == "zero"
+        return replace(budget, start="tiny") if tiny else budget
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        clean = scene.queries[ids]
+        return Objective(
+            lambda e, positions: euclidean(e[:, 0], clean[positions]), first=lambda e, positions: e[:, 0].sum(1)
+        )
+
+    @torch.no_grad()
+    def measure(
+        self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        if self.looks_back and early is None:
+            raise DataError("published ES:D is measured before the last step; give the embeddings of that moment")
+        moved = early if self.looks_back and early is not None else embeddings
+        shift = euclidean(moved, scene.queries[ids]).double()
+        return {"ES:D": shift, "ES:R": self.right(scene, ids, embeddings)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningToMisrank(RecallGoal):
+    """LTM: minimise max(0, max over non-matches d(q', x) − min over matches d(q', x)) (Wang et al., CVPR 2020).
+
+    Published, q's own clean image is one of the matches (protocol 4.4 b), and the hinge is never met.
+    """
+
+    kept: ClassVar[str | None] = "LTM"
+    keeps_self: bool = False
+
+    @property
+    def name(self) -> str:
+        return "LTM"
+
+    @property
+    def run(self) -> tuple[object, ...]:
+        return self.name, self.keeps_self
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        labels = scene.labels[ids]
+        own = torch.full_like(scene.own[ids], -1) if self.keeps_self else scene.own[ids]
+
+        def gap(e: Tensor, positions: Tensor) -> Tensor:
+            distances = distance_matrix(e[:, 0], scene.gallery)
+            match, itself = _matches(scene.gallery_labels, labels[positions], own[positions])
+            furthest_other = distances.masked_fill(match, -torch.inf).amax(1)
+            return furthest_other - distances.masked_fill(~match | itself, torch.inf).amin(1)
+
+        met = None if self.keeps_self else (lambda e, positions: gap(e, positions) <= 0)
+        return Objective(lambda e, positions: -F.relu(gap(e, positions)), met)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyMisranking(RecallGoal):
+    """GTM: minimise d(q', t) to the item t of another class that is nearest to q.
+
+    Published, t is somebody else: see `subset_index` (protocol 4.4 a).
+    """
+
+    kept: ClassVar[str | None] = "GTM"
+    as_coded: bool = False
+
+    @property
+    def name(self) -> str:
+        return "GTM"
+
+    @property
+    def run(self) -> tuple[object, ...]:
+        return self.name, self.as_coded
+
+    def targets(self, scene: Scene, ids: Tensor, key: Key) -> Tensor:
+        if not self.as_coded:
+            return nearest_other(scene, ids)
+        nearest = neighbours(scene.queries[ids], scene.gallery, 1, scene.own[ids])[:, 0]
+        return subset_index(scene, ids, scene.gallery_labels[nearest], matching=False)
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        target = scene.gallery[aimed(targets)]
+        return Objective(lambda e, positions: -euclidean(e[:, 0], target[positions]))
+
+
+def nearest_other(scene: Scene, ids: Tensor) -> Tensor:
+    """(N,) the gallery item nearest to each query whose label is not the query's own; -1 where there is none."""
+    found = torch.full_like(ids, -1)
+    for rows, distances in distance_rows(scene.queries[ids], scene.gallery):
+        other = scene.labels[ids[rows], None] != scene.gallery_labels
+        nearest = distances.masked_fill_(~other, torch.inf).argmin(1)
+        found[rows] = torch.where(other.any(1), nearest, -1)
+    return found
+
+
+def subset_index(scene: Scene, ids: Tensor, labels: Tensor, matching: bool) -> Tensor:
+    """(N,) the published slip: among the items that have the label (N,), or have not, the number of the nearest.
+
+    It is a number *within that subset*; used as a gallery id, it names somebody else unless everybody before is
+    in the subset too. The label is that of q's nearest neighbour, not q's own. -1 where the subset is empty.
+    """
+    found = torch.full_like(ids, -1)
+    for rows, distances in distance_rows(scene.queries[ids], scene.gallery, exclude=scene.own[ids]):
+        subset = (labels[rows, None] == scene.gallery_labels) == matching
+        nearest = distances.masked_fill_(~subset, torch.inf).argmin(1, keepdim=True)
+        place = subset.cumsum(1).gather(1, nearest).squeeze(1) - 1
+        found[rows] = torch.where(subset.any(1), place, -1)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyTranslocation(RecallGoal):
+    """GTT: sink q's nearest neighbour c, minimising mean over x of max(0, d(q', x) − d(q', c)).
+
+    Measured is whether c is still among the nearest 4 ("GTT"), or still the nearest ("GTT@1").
+    """
+
+    kept: ClassVar[str | None] = "GTT"
+
+    @property
+    def name(self) -> str:
+        return "GTT"
+
+    def targets(self, scene: Scene, ids: Tensor, key: Key) -> Tensor:
+        return neighbours(scene.queries[ids], scene.gallery, 1, scene.own[ids])[:, 0]
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        return sinking(scene.gallery, aimed(targets)[:, None])
+
+    def measure(
+        self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        own = own_ids(scene, ids, self.by_position)
+        rank = ranks(embeddings, scene.gallery, aimed(targets), exclude=own)
+        return {"GTT": (rank < RETAIN).double(), "GTT@1": (rank < 1).double()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestAttack(RecallGoal):
+    """003's algorithm 1: push q from its nearest neighbour if that has q's label; else leave q alone.
+
+    Measured are R@1 and mAP@R of the attacked query against the clean rest. No evaluator of it was published, so
+    both protocols agree.
+    """
+
+    kept: ClassVar[str | None] = "nearest"
+
+    @property
+    def name(self) -> str:
+        return "nearest"
+
+    def targets(self, scene: Scene, ids: Tensor, key: Key) -> Tensor:
+        nearest = neighbours(scene.queries[ids], scene.gallery, 1, scene.own[ids])[:, 0]
+        return torch.where(scene.gallery_labels[nearest] == scene.labels[ids], nearest, -1)
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        chosen = aimed(targets)
+        target = scene.gallery[chosen.clamp(min=0)]
+        left = chosen < 0
+
+        def value(e: Tensor, positions: Tensor) -> Tensor:
+            return euclidean(e[:, 0], target[positions]).masked_fill(left[positions], 0)
+
+        return Objective(value, lambda e, positions: left[positions])
+
+    def measure(
+        self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        scores = score_queries(
+            embeddings,
+            scene.labels[ids],
+            gallery=scene.gallery,
+            gallery_labels=scene.gallery_labels,
+            self_ids=scene.own[ids],
+        )
+        return {"nearest": scores["r1"], "nearest:mAP@R": scores["map_r"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarginAttack(RecallGoal):
+    """Ours: the shortest way to a wrong nearest neighbour, `margin`; the same in both protocols."""
+
+    kept: ClassVar[str | None] = "margin"
+
+    @property
+    def name(self) -> str:
+        return "margin"
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        return margin(Gallery(scene.gallery, scene.gallery_labels), scene.labels[ids], scene.own[ids])
 
 
 @dataclass(frozen=True)
@@ -33,14 +289,18 @@ def margin(gallery: Gallery, labels: Tensor, own: Tensor) -> Objective:
 
     def value(e: Tensor, positions: Tensor) -> Tensor:
         distances = distance_matrix(e[:, 0], gallery.embeddings)
-        match = labels[positions, None] == gallery.labels
-        ids = torch.arange(len(gallery.labels), device=e.device)
-        self_ = own[positions, None] == ids
-        nearest_match = distances.masked_fill(~match | self_, torch.inf).amin(1)
-        nearest_other = distances.masked_fill(match | self_, torch.inf).amin(1)
+        match, itself = _matches(gallery.labels, labels[positions], own[positions])
+        nearest_match = distances.masked_fill(~match | itself, torch.inf).amin(1)
+        nearest_other = distances.masked_fill(match | itself, torch.inf).amin(1)
         return (nearest_match - nearest_other).clamp(max=SLACK)
 
     return Objective(value, lambda e, positions: value(e, positions) >= SLACK)
+
+
+def _matches(gallery_labels: Tensor, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """(N, G) which gallery items have the query's label, and which one is the query itself."""
+    items = torch.arange(len(gallery_labels), device=gallery_labels.device)
+    return labels[:, None] == gallery_labels, own[:, None] == items
 
 
 def attack_recall(
@@ -57,7 +317,6 @@ def attack_recall(
     """Which queries (Q,) still have a right nearest neighbour after the attack, measured in full precision."""
     goal = margin(gallery, labels, own)
     ascent = ascend(embed, images[:, None], goal, ball, budget, key=key, ids=own, batch=batch)
-    with torch.no_grad(), precise():
-        attacked = torch.cat([embed(part) for part in ascent.images[:, 0].split(batch)])
+    attacked = embed_all(embed, ascent.images[:, 0].split(batch))
     found = retrieve(attacked, gallery.embeddings, 1, query_labels=labels, gallery_labels=gallery.labels, exclude=own)
     return found.relevant[:, 0]

@@ -20,9 +20,12 @@ from ..random import Key
 from ..settings import check
 from .ball import Ball
 
-__all__ = ["Ascent", "Budget", "Objective", "ascend"]
+__all__ = ["Ascent", "Budget", "Objective", "Watch", "ascend"]
+
+TINY = 1e-3  # share of the ball that a tiny start may cover
 
 Goal = Callable[[Tensor, Tensor], Tensor]
+Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it starts from, their positions (U',)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Budget:
 
     steps: int = 8
     alpha: float = 1 / 255  # length of a step
-    start: Literal["zero", "random"] = "zero"
+    start: Literal["zero", "random", "tiny"] = "zero"  # tiny: random, so near that only stationarity is left
     restarts: int = 1  # later ones start at random and run for units that have not met their goal
     keep: Literal["last", "best"] = "last"
     schedule: Literal["constant", "linear", "cosine"] = "constant"  # how alpha falls over the steps
@@ -95,12 +98,14 @@ def ascend(
     ids: Tensor | None = None,
     embedded: Tensor | None = None,
     batch: int | None = None,
+    watch: Watch | None = None,
 ) -> Ascent:
     """Climb `objective` from `images` (U, V, …) inside `ball`; `moves` says which views may move.
 
     `key` and `ids` (U,) determine random starts. `embedded` (U, V, D) are the embeddings of `images` where they
     are known: units that are done at a zero start then never enter the loop. `batch` units are attacked at a
-    time; with a separable objective that changes nothing but memory.
+    time; with a separable objective that changes nothing but memory. `watch` is shown the images that each step
+    starts from: the moving views of the units that have not left.
     """
     units, views = images.shape[:2]
     moves = moves or (True,) * views
@@ -109,7 +114,7 @@ def ascend(
         raise SettingsError("a coupled objective sees the whole batch at once; leave `batch` out")
     if objective.coupled and (budget.keep == "best" or budget.restarts > 1):
         raise SettingsError("a coupled objective has no value per unit: keep = last and one start")
-    if key is None and (budget.start == "random" or budget.restarts > 1):
+    if key is None and (budget.start != "zero" or budget.restarts > 1):
         raise SettingsError("random starts need a key")
     positions = torch.arange(units, device=images.device)
     ids = positions if ids is None else ids
@@ -126,6 +131,7 @@ def ascend(
             ids[s],
             key,
             None if embedded is None else embedded[s],
+            watch,
         )
         for s in (slice(i, i + size) for i in range(0, units, size))
     ]
@@ -151,6 +157,7 @@ def _attack(
     ids: Tensor,
     key: Key | None,
     embedded: Tensor | None,
+    watch: Watch | None,
 ) -> Ascent:
     """All starts of one batch of units; a later start is for survivors and replaces what it beats."""
     moving = [v for v, moved in enumerate(moves) if moved]
@@ -179,14 +186,16 @@ def _attack(
             break
         first = objective.first if attempt == 0 and budget.start == "zero" else None
         origin = clean[rows]
-        if budget.start == "random" or attempt > 0:
+        if budget.start != "zero" or attempt > 0:
             assert key is not None
             x = ball.start(origin, key("start", attempt), ids[rows])
+            if budget.start == "tiny" and attempt == 0:
+                x = ball.project(origin + TINY * (x - origin), origin)
         else:
             x = origin.clone()
         known = embedded is not None and attempt == 0 and budget.start == "zero" and budget.drop and not budget.weighs
         over = objective.done(embedded, positions) if known and embedded is not None and objective.done else None
-        climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions, over)
+        climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions, over, watch)
         work += climb.work
         active = active or climb.active
         if budget.restarts == 1:
@@ -222,6 +231,7 @@ def _climb(
     rows: Tensor,
     positions: Tensor,
     over: Tensor | None,
+    watch: Watch | None,
 ) -> _Climb:
     """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led."""
     met = torch.zeros(len(x), dtype=torch.bool, device=x.device) if over is None else over.clone()
@@ -235,6 +245,8 @@ def _climb(
             continue
         here = x[active].requires_grad_(not looking)
         where = positions[rows[active]]
+        if watch is not None and not looking:
+            watch(step, here.detach(), where)
         opening = first is not None and step == 0
         with torch.set_grad_enabled(not looking):
             embeddings = embed_units(here, rows[active])

@@ -1,0 +1,50 @@
+"""Targeted mismatch: make an image look like an arbitrary other one (Tolias et al., ICCV 2019)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from ..geometry import cosine
+from ..perturb.ascend import Objective
+from ..random import Key
+from .goal import Goal, Scene, aimed
+
+__all__ = ["MismatchAttack"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchAttack(Goal):
+    """TMA: climb cos(q', t) to a gallery item t drawn uniformly; published, t may be q's own image."""
+
+    aims_at_self: bool = False
+
+    @property
+    def name(self) -> str:
+        return "TMA"
+
+    @property
+    def run(self) -> tuple[object, ...]:
+        return self.name, self.aims_at_self
+
+    def targets(self, scene: Scene, ids: Tensor, key: Key) -> Tensor:
+        own, total = scene.own[ids], len(scene.gallery)
+        share = key(self.name).uniform(ids)
+        if self.aims_at_self:
+            return (share * total).long()
+        if total == 1 and bool((own >= 0).any()):
+            raise DataError("TMA needs another image to aim at; give a gallery of at least 2 images")
+        # One less to choose from, and the numbers from its own upwards move up by one.
+        drawn = (share * torch.where(own >= 0, total - 1, total)).long()
+        return drawn + ((own >= 0) & (drawn >= own))
+
+    def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+        target = scene.gallery[aimed(targets)]
+        return Objective(lambda e, positions: -cosine(e[:, 0], target[positions]))
+
+    @torch.no_grad()
+    def measure(
+        self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        return {"TMA": 1 - cosine(embeddings, scene.gallery[aimed(targets)]).double()}

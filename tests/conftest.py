@@ -1,0 +1,5 @@
+"""One thread for everything: the nets are small, and threads that wait for each other cost more than they bring."""
+
+import torch
+
+torch.set_num_threads(1)
