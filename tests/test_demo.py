@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from anchorhold.console import Silent
 from anchorhold.demo import EPSILONS, run_demo, table
@@ -15,11 +14,8 @@ RESULTS = sorted((ROOT / "results" / "demo").glob("seed-*.json"))
 
 
 def test_the_demo_trains_attacks_and_tells(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     quick = {"train": {"epochs": 1, "evaluate_every": 9}, "defence": {}, "model": {"dim": 8}}
     result = run_demo(tmp_path, seed=4, report=Silent(), overrides=quick, queries=40)
-    torch.set_num_threads(threads)
     for name in ("natural", "robust"):
         kept = result[name]["attacked"]
         assert len(kept) == len(EPSILONS) and kept == sorted(kept, reverse=True)

@@ -34,6 +34,16 @@ def run_demo(
     out: Path, *, seed: int = 0, report: Report, overrides: Mapping[str, Any] | None = None, queries: int = 0
 ) -> dict[str, Any]:
     """Train both models, attack both at every ε (all queries, or so many), and write the result to `out`/demo.json."""
+    # On nets this small a second thread brings nothing, and waits where another program wants the core.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _demo(out, seed, report, overrides or {}, queries)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _demo(out: Path, seed: int, report: Report, overrides: Mapping[str, Any], queries: int) -> dict[str, Any]:
     cpu = torch.device("cpu")
     digits = dataset("digits")
     result: dict[str, Any] = {
@@ -45,7 +55,7 @@ def run_demo(
         **provenance(cpu),
     }
     for name, recipe in RECIPES.items():
-        changes = {**(overrides or {}), "data": {"name": "digits"}}
+        changes = {**overrides, "data": {"name": "digits"}}
         changes["train"] = {**changes.get("train", {}), "seed": seed}
         settings = settings_from(recipe, changes)
         report.say(f"training the {name} model (recipe {recipe}, {settings.train.epochs} epochs)")

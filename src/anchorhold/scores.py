@@ -136,10 +136,12 @@ def ars(values: Mapping[str, float], clean: float, initial: Mapping[str, float] 
 
     >>> row = {"CA+": 15.5, "CA-": 37.7, "QA+": 16.6, "QA-": 30.9, "ES:R": 17.9, "LTM": 16.7, "GTM": 27.3, "GTT": 2.9}
     >>> score = ars(row, clean=34.9)
-    >>> round(score, 1), round(score.columns["QA-"], 1), score.initial
-    (47.1, 69.8, "print's constants")
+    >>> round(score, 2), round(score.columns["QA-"], 2), score.initial
+    (47.15, 69.8, "print's constants")
     """
     columns = ars_terms(values, clean, initial)
+    if clean <= 1 and any(values[name] > 10 for name in ("ES:R", "LTM", "GTM")):
+        raise SettingsError(f"clean R@1 is {clean:g} and grows under attack: it looks like a fraction, give percent")
     return ARS(columns, "print's constants" if initial is None else "measured", _initial_values(clean, initial))
 
 
@@ -178,9 +180,9 @@ def ars_per_sample(attack: str, initial: Tensor, result: Tensor, size: int | Non
     if attack not in ARS_COLUMNS:
         raise SettingsError(f"ARS has no column {attack!r}; {nearest(attack, ARS_COLUMNS)}")
     if attack in _GOAL and (size is None or size < 2):
-        raise SettingsError(f"{attack} drives a rank to the end of the list: give `size`, the list's length, at least 2")
+        raise SettingsError(f"{attack} drives a rank to the end of a list: give its length as `size`, at least 2")
     if initial.shape != result.shape or not initial.numel():
-        raise SettingsError(f"{attack}: initial {tuple(initial.shape)} and result {tuple(result.shape)} have to pair up")
+        raise SettingsError(f"{attack}: initial {tuple(initial.shape)} and result {tuple(result.shape)} do not pair up")
     goal = size - 1 if attack in _GOAL and size else 0
     initial, result = initial.double(), result.double()
     if not (initial.isfinite().all() and result.isfinite().all()):
