@@ -31,9 +31,9 @@ print((peak() - before) / 2**20)
 @pytest.mark.parametrize(
     "work",
     [
-        "retrieve(x, x, 5, query_labels=labels, gallery_labels=labels, exclude=own, chunk=64)",
-        "ranks(x, x, own.roll(1), exclude=own, chunk=64)",
-        "evaluate(x, labels, chunk=64)",
+        "retrieve(x, x, 5, query_labels=labels, gallery_labels=labels, exclude=own, chunk=256)",
+        "ranks(x, x, own.roll(1), exclude=own, chunk=256)",
+        "evaluate(x, labels, chunk=256)",
     ],
 )
 def test_memory_grows_with_the_chunk_and_not_with_the_square(work: str) -> None:

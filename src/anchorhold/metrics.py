@@ -119,22 +119,20 @@ def score_queries(
     if not len(embeddings):
         raise DataError("there are no queries to score; give at least one embedding")
     labels, gallery_labels = labels.to(gallery.device), gallery_labels.to(gallery.device)
-    parts: list[dict[str, Tensor]] = []
+    names = ("r1", "r2", "r4", "map", "map_r", "map_10")
+    # Made beforehand: small results kept between large temporaries pin the heap, which then grows with every chunk.
+    columns = torch.empty(len(names), len(embeddings), dtype=torch.float64, device=gallery.device)
     for rows, distances in distance_rows(embeddings, gallery, exclude=self_ids, chunk=chunk):
         match = labels[rows, None] == gallery_labels
         match &= distances < torch.inf  # not the query's own image
         relevant = match.gather(1, distances.argsort(stable=True))
-        parts.append(
-            {
-                "r1": recall_at(relevant, 1).double(),
-                "r2": recall_at(relevant, 2).double(),
-                "r4": recall_at(relevant, 4).double(),
-                "map": average_precision(relevant),
-                "map_r": average_precision(relevant, at_r=True),
-                "map_10": precision_sum(relevant, 10) / 10,
-            }
-        )
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        columns[0, rows] = recall_at(relevant, 1).double()
+        columns[1, rows] = recall_at(relevant, 2).double()
+        columns[2, rows] = recall_at(relevant, 4).double()
+        columns[3, rows] = average_precision(relevant)
+        columns[4, rows] = average_precision(relevant, at_r=True)
+        columns[5, rows] = precision_sum(relevant, 10) / 10
+    return dict(zip(names, columns))
 
 
 def evaluate(
