@@ -1,7 +1,7 @@
 """The attacks by name, and what a protocol means for each.
 
 `ATTACKS[name](protocol, **settings)` makes a goal. Both protocols make the same perturbations for CA, QA, GTT,
-`nearest` and `margin` and differ in what they count (for the last two, in nothing). TMA, ES, LTM and GTM have
+TMA, `nearest` and `margin` and differ in what they count (for the last three, in nothing). ES, LTM and GTM have
 runs of their own; ES shares the published one when made with `opening="sum"`. `Goal.run` says so to programs.
 Whom an attack aims at is never the sample found by position, in either protocol: with exact duplicates print is
 undefined there (an unstable sort), and only so can runs be shared. Published R@1 and retain@4 do look by position.
@@ -47,7 +47,7 @@ ATTACKS: dict[str, Callable[..., Goal]] = {
     "CA-": _maker(CandidateAttack, "counts_self", raised=False),
     "QA+": _maker(QueryAttack, "counts_self", raised=True),
     "QA-": _maker(QueryAttack, "counts_self", raised=False),
-    "TMA": _maker(MismatchAttack, "aims_at_self"),
+    "TMA": _maker(MismatchAttack),
     "ES": _shift,
     "LTM": _maker(LearningToMisrank, "keeps_self", "by_position"),
     "GTM": _maker(GreedyMisranking, "as_coded", "by_position"),

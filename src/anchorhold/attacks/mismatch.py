@@ -16,23 +16,18 @@ __all__ = ["MismatchAttack"]
 
 @dataclass(frozen=True, kw_only=True)
 class MismatchAttack(Goal):
-    """TMA: climb cos(q', t) to a gallery item t drawn uniformly; published, t may be q's own image."""
+    """TMA: climb cos(q', t) to a gallery item t drawn uniformly.
 
-    aims_at_self: bool = False
+    In print t may be q's own image, once in G draws. Here it never is, in either protocol, so that one run serves both.
+    """
 
     @property
     def name(self) -> str:
         return "TMA"
 
-    @property
-    def run(self) -> tuple[object, ...]:
-        return self.name, self.aims_at_self
-
     def targets(self, scene: Scene, ids: Tensor, key: Key) -> Tensor:
         own, total = scene.own[ids], len(scene.gallery)
         share = key(self.name).uniform(ids)
-        if self.aims_at_self:
-            return (share * total).long()
         if total == 1 and bool((own >= 0).any()):
             raise DataError("TMA needs another image to aim at; give a gallery of at least 2 images")
         # One less to choose from, and the numbers from its own upwards move up by one.
