@@ -17,11 +17,15 @@ PUBLIC = [
     "Objective",
     "Split",
     "__version__",
+    "ars",
     "ascend",
+    "audit",
     "dataset",
+    "ers",
     "fit",
     "load",
     "resume",
+    "wrap",
 ]
 
 

@@ -7,12 +7,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .auditing import audit
     from .data.datasets import Dataset, Split, dataset
     from .errors import AnchorholdError
     from .model.embedder import Embedder
     from .model.embedder import load_embedder as load
+    from .model.victim import wrap
     from .perturb.ascend import Ascent, Budget, Objective, ascend
     from .perturb.ball import Ball
+    from .scores import ars, ers
     from .training import fit, resume
 
 __version__ = "0.1.0"
@@ -26,11 +29,15 @@ _PLACES = {
     "Embedder": ("model.embedder", "Embedder"),
     "Objective": ("perturb.ascend", "Objective"),
     "Split": ("data.datasets", "Split"),
+    "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
+    "audit": ("auditing", "audit"),
     "dataset": ("data.datasets", "dataset"),
+    "ers": ("scores", "ers"),
     "fit": ("training", "fit"),
     "load": ("model.embedder", "load_embedder"),
     "resume": ("training", "resume"),
+    "wrap": ("model.victim", "wrap"),
 }
 
 __all__ = [
@@ -43,11 +50,15 @@ __all__ = [
     "Objective",
     "Split",
     "__version__",
+    "ars",
     "ascend",
+    "audit",
     "dataset",
+    "ers",
     "fit",
     "load",
     "resume",
+    "wrap",
 ]
 
 

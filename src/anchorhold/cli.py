@@ -19,6 +19,17 @@ app = typer.Typer(
 )
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
+Data = Annotated[str, typer.Option(help="cub, digits, gaussians, or a folder with a folder for each class")]
+Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
+Eps = Annotated[str, typer.Option(help="How far a pixel may move, of 1")]
+Steps = Annotated[int, typer.Option(help="Steps of PGD")]
+Method = Annotated[str, typer.Option(help="pgd or fgsm")]
+Mean = Annotated[str, typer.Option(help="For your own module: the channels' means, such as .485,.456,.406")]
+Std = Annotated[str, typer.Option(help="For your own module: their standard deviations")]
+Size = Annotated[str, typer.Option(help="Side of the images it takes, or HEIGHT,WIDTH")]
+Resize = Annotated[int | None, typer.Option(help="Files are resized to this square; by default to fit the model")]
+Crop = Annotated[int | None, typer.Option(help="And this square is cut out of its middle")]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated")]
 
 
@@ -116,6 +127,112 @@ def resume(run: Annotated[Path, typer.Argument(help="The run folder")], device: 
 
 
 @app.command()
+def audit(
+    model: Model,
+    data: Data,
+    root: Root = None,
+    protocol: Annotated[str, typer.Option(help="both, published (as in print) or corrected")] = "both",
+    attacks: Annotated[str, typer.Option(help="Some of them, such as CA+,ES; by default the nine of ERS")] = "",
+    limit: Annotated[int, typer.Option(help="How many images are attacked, a sample over all classes")] = 1000,
+    full: Annotated[bool, typer.Option("--full", help="Attack all images")] = False,
+    eps: Eps = "8/255",
+    alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
+    steps: Steps = 32,
+    method: Method = "pgd",
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
+    resize: Resize = None,
+    crop: Crop = None,
+    on_bad_image: Annotated[str, typer.Option(help="fail or skip")] = "fail",
+    seed: Annotated[int, typer.Option(help="Another seed draws other samples and targets")] = 0,
+    batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
+    precision: Annotated[str, typer.Option(help="Of the ascent: auto (bf16 on a GPU), fp32 or bf16")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Where it is written; the same one again goes on")] = None,
+    device: Device = "auto",
+) -> None:
+    """Say how robust a model is: clean metrics, the attacks of the papers, ERS and ARS with intervals."""
+    from .auditing import audit as run_audit
+    from .console import Console
+
+    protocols = ("published", "corrected") if protocol == "both" else (protocol,)
+    victim = _model(model, mean, std, size)
+    out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}"
+    found = run_audit(
+        victim,
+        _data(data, root),
+        protocols=protocols,
+        attacks=[name.strip() for name in attacks.split(",") if name.strip()] or None,
+        limit=0 if full else limit,
+        eps=_number("--eps", eps),
+        alpha=_number("--alpha", alpha),
+        steps=steps,
+        method=method,  # type: ignore[arg-type]  # it is checked there
+        seed=seed,
+        batch=batch,
+        device=device,
+        precision=precision,  # type: ignore[arg-type]
+        out=out,
+        resize=resize,
+        crop=crop,
+        on_bad_image=on_bad_image,  # type: ignore[arg-type]
+        report=Console(),
+    )
+    print(found)
+    print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
+
+
+@app.command()
+def attack(
+    model: Model,
+    image: Annotated[str, typer.Argument(help="A file, or the number of an image in the data")],
+    data: Data,
+    goal: Annotated[str, typer.Option(help="CA+, CA-, QA+, QA-, TMA, ES, LTM, GTM, GTT, nearest or margin")] = "ES",
+    root: Root = None,
+    protocol: Annotated[str, typer.Option(help="published (as in print) or corrected")] = "corrected",
+    class_: Annotated[str, typer.Option("--class", help="The class of a file that is not in the data")] = "",
+    eps: Eps = "8/255",
+    alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
+    steps: Steps = 32,
+    method: Method = "pgd",
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
+    resize: Resize = None,
+    crop: Crop = None,
+    seed: Annotated[int, typer.Option(help="Another seed draws other targets")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Write the perturbed image there, as PNG")] = None,
+    device: Device = "auto",
+) -> None:
+    """Attack one image against a gallery, and show the list before and after."""
+    from .console import Console
+    from .settings import check
+    from .single import attack_one
+
+    check(save is None or save.suffix.lower() == ".png", "--save wants a .png: other formats lose the perturbation")
+    done = attack_one(
+        _model(model, mean, std, size),
+        image,
+        _data(data, root),
+        goal,
+        protocol=protocol,  # type: ignore[arg-type]  # it is checked there
+        label=class_,
+        eps=_number("--eps", eps),
+        alpha=_number("--alpha", alpha),
+        steps=steps,
+        method=method,  # type: ignore[arg-type]
+        seed=seed,
+        device=device,
+        resize=resize,
+        crop=crop,
+        report=Console(),
+    )
+    print(done)
+    if save is not None:
+        print(f"\nthe perturbed image: {done.save(save)}")
+
+
+@app.command()
 def recipes(
     action: Annotated[str, typer.Argument(help="`show` to see one")] = "",
     name: Annotated[str, typer.Argument(help="Which")] = "",
@@ -151,6 +268,49 @@ def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
     """An option of its own beats the same key under --set."""
     if value is not None:
         tree.setdefault(section, {})[key] = value
+
+
+def _number(option: str, text: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    from fractions import Fraction
+
+    from .settings import check
+
+    try:
+        return float(Fraction(text.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        check(False, f"{option} wants a number such as 8/255, got {text!r}")
+        raise
+
+
+def _numbers(option: str, text: str) -> list[float] | None:
+    return [_number(option, part) for part in text.split(",")] if text else None
+
+
+def _model(spec: str, mean: str, std: str, size: str) -> Any:
+    from .model.victim import load_model
+
+    sides = _numbers("--size", size)
+    return load_model(
+        spec,
+        mean=_numbers("--mean", mean),
+        std=_numbers("--std", std),
+        size=None if sides is None else [int(side) for side in (sides * 2 if len(sides) == 1 else sides)],
+    )
+
+
+def _data(name: str, root: Path | None) -> Any:
+    """A data set by name; a folder, as audits take all of its images."""
+    from .data.datasets import dataset
+
+    return name if Path(name).is_dir() and root is None else dataset(name, root)
+
+
+def _slug(text: str) -> str:
+    """A name for a folder: a model in a run folder is called after that."""
+    path = Path(text)
+    path = path.parent if path.name == "model.safetensors" else path
+    return path.name.removesuffix(".safetensors").replace(":", "-").replace("=", "-") or "here"
 
 
 def _finished(path: Path) -> None:

@@ -1,0 +1,365 @@
+"""audit(): clean metrics, the attacks in both protocols, the scores, and how sure one can be of them.
+
+    audit = ah.audit(model, ah.dataset("digits"))                    # 1,000 queries over all classes
+    audit = ah.audit(ah.wrap(theirs, mean=…, std=…, size=224), "photos/", limit=0, out="audits/theirs")
+    print(audit); audit.save("audits/mine")
+
+Samples are attacked in fixed batches, and what a batch gave is a shard. With `out`, shards are files, and an audit
+that was stopped goes on with the batches that have none; its numbers are those of one that was left alone. What
+is written, and the schema of audit.json, is described in `verdict`.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import __version__
+from .attacks import Goal, Scene, fgsm, goal_named
+from .console import Report, Silent, duration
+from .errors import AnchorholdError, Interrupted, ModelError
+from .intake import Data, Material, prepare, sample
+from .metrics import nmi, score_queries
+from .model.embedder import Embedder
+from .model.frozen import Embed, embed_all, frozen, precise
+from .model.victim import Victim, chunked, wrap
+from .perturb.ascend import Budget
+from .perturb.ball import Ball
+from .random import Key
+from .record import provenance
+from .scores import interval, resampled_means
+from .settings import check
+from .shards import Shards
+from .sweep import AttackRun, sweep
+from .training import _device
+from .verdict import Audit, Column, Flag, RunRows, outcome
+
+__all__ = ["NINE", "AuditSettings", "Evidence", "as_victim", "audit", "living_on"]
+
+NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
+_CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
+
+
+@dataclass(frozen=True)
+class AuditSettings:
+    """What the numbers of an audit depend on, besides model and data."""
+
+    protocols: tuple[str, ...] = ("published", "corrected")
+    attacks: tuple[str, ...] = NINE
+    limit: int = 1000
+    eps: float = 8 / 255
+    alpha: float = 3 / 255
+    steps: int = 32
+    method: Literal["pgd", "fgsm"] = "pgd"
+    seed: int = 0
+    batch: int = 128
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    resize: int | None = None
+    crop: int | None = None
+    resamples: int = 1000
+
+    def __post_init__(self) -> None:
+        check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
+        check(self.method in ("pgd", "fgsm"), f"method {self.method!r}; there are: pgd, fgsm")
+        check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
+        check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
+        check(self.batch >= 1, f"batch must be at least 1, got {self.batch}")
+        check(self.resamples >= 1, f"resamples must be at least 1, got {self.resamples}")
+        check(self.eps <= 1, f"ε is {self.eps:g} for pixels in [0, 1]: 8/255 is .031")
+        _, _ = self.ball, self.budget  # they check the rest
+
+    @property
+    def ball(self) -> Ball:
+        # Without steps nothing may move, not even to the tiny start of ES.
+        return Ball(self.eps if self.steps or self.method == "fgsm" else 0.0)
+
+    @property
+    def budget(self) -> Budget:
+        return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha)
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What `examine` is given to look for reasons not to trust the numbers, while the frozen view is open."""
+
+    model: nn.Module
+    embed: Embed
+    material: Material
+    scene: Scene
+    ids: Tensor  # the attacked queries
+    settings: AuditSettings
+    key: Key
+    precision: Callable[[], AbstractContextManager[object]]
+    audit: Audit  # everything but the flags
+
+    def images(self, count: int = 64) -> tuple[Tensor, Tensor]:
+        """Some of the attacked queries, spread evenly, and their ids."""
+        places = torch.linspace(0, len(self.ids) - 1, min(count, len(self.ids))).round().long()
+        (pixels,) = self.material.query.plain(self.ids[places], batch=len(places))
+        return pixels, self.ids[places]
+
+
+def audit(
+    model: nn.Module,
+    data: Data,
+    *,
+    protocols: Sequence[str] = ("published", "corrected"),
+    attacks: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    limit: int = 1000,
+    eps: float = 8 / 255,
+    alpha: float = 3 / 255,
+    steps: int = 32,
+    method: Literal["pgd", "fgsm"] = "pgd",
+    seed: int = 0,
+    batch: int = 128,
+    device: str = "auto",
+    precision: Literal["auto", "fp32", "bf16"] = "auto",
+    out: str | Path | None = None,
+    resize: int | None = None,
+    crop: int | None = None,
+    on_bad_image: Literal["fail", "skip"] = "fail",
+    resamples: int = 1000,
+    examine: Callable[[Evidence], Sequence[Flag]] | None = None,
+    report: Report | None = None,
+) -> Audit:
+    """How robust `model` is on `data`: clean metrics, attacks in both protocols, ERS and ARS with intervals.
+
+    `data` is a data set (its test split), a split, a folder of class folders, (images, labels), or
+    {"query": …, "gallery": …}. `limit` images are attacked, a seeded sample over all classes (0: all); the gallery
+    stays whole. `attacks` are names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. With
+    `out` the audit is resumed where it was stopped, and saved there. `examine` looks for flags at the end.
+    """
+    one = (protocols,) if isinstance(protocols, str) else protocols
+    chosen: dict[str, dict[str, Any]] = {
+        name: {} for name in ([attacks] if isinstance(attacks, str) else attacks or NINE)
+    }
+    chosen |= {name: dict(changes) for name, changes in attacks.items()} if isinstance(attacks, Mapping) else {}
+    settings = AuditSettings(
+        tuple(one), tuple(chosen), limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples
+    )
+    runs = _runs(settings, chosen)
+    report, where = report or Silent(), _device(device)
+    climbing = _climbing(settings.precision, where)
+    victim = as_victim(model)
+    material = prepare(data, victim, where, report, resize, crop, on_bad_image)
+    for note in material.notes:
+        report.say(note)
+    with living_on(victim, where), _repeatable(), frozen(victim) as view:
+        return _audit(victim, view, material, settings, runs, climbing, where, out, examine, report)
+
+
+def as_victim(model: nn.Module) -> nn.Module:
+    """The model as one from images in [0, 1] to unit vectors; a bare module is wrapped without mean and std."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"audit takes an nn.Module and got {type(model).__name__}: call it in the forward of one")
+    ours = isinstance(model, Embedder) and model.mean.dtype in (torch.float32, torch.float64)
+    return model if ours or isinstance(model, Victim) else wrap(model)
+
+
+def _audit(
+    victim: nn.Module,
+    view: Embed,
+    material: Material,
+    settings: AuditSettings,
+    runs: Sequence[AttackRun],
+    climbing: Callable[[], AbstractContextManager[object]],
+    where: torch.device,
+    out: str | Path | None,
+    examine: Callable[[Evidence], Sequence[Flag]] | None,
+    report: Report,
+) -> Audit:
+    begun, key = time.monotonic(), Key.of(settings.seed)("audit")
+    embed = _connected(chunked(view, settings.batch))
+    scene = material.scene(*_embedded(embed, material, settings.batch))
+    clean, clean_rows = _clean(scene, key, settings.resamples)
+    attacked = {
+        "query": sample(material.labels, settings.limit, key("sample")),
+        "gallery": sample(material.gallery_labels, settings.limit, key("sample")),
+    }
+    about_model, about_data = _described(victim, scene), material.describe()
+    about_data["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
+    facts = asdict(settings)
+    # The name of a shard says attack and protocol: more of either may be added later.
+    shared = {name: value for name, value in facts.items() if name not in ("protocols", "attacks", "resamples")}
+    made_with = {**shared, "model": about_model["weights"], "data": about_data, "device": where.type}
+    made_with["version"] = __version__
+    shards = Shards(out, made_with)
+    spent = time.monotonic() - begun
+    rows: list[RunRows] = []
+    report.say(f"{len(runs)} attack runs on {len(attacked['query']):,} images, {settings.budget.steps} steps each")
+    for done, run in enumerate(runs):
+        side = run.goals[0].side
+        if done == 1:
+            report.say(f"about {duration(rows[0].seconds * (len(runs) - 1))} for the other {len(runs) - 1} runs")
+        try:
+            rows.append(
+                sweep(
+                    run,
+                    embed,
+                    material,
+                    scene,
+                    attacked[side],
+                    settings.ball,
+                    settings.budget,
+                    settings.batch,
+                    key,
+                    climbing,
+                    shards,
+                    report,
+                )
+            )
+        except KeyboardInterrupt:
+            if out is None:
+                raise
+            raise Interrupted(f"stopped; the same audit with {out} as its place goes on from here") from None
+    begun = time.monotonic()
+    outcomes = {
+        name: outcome(name, rows, key, settings.resamples, material.same) for name in dict.fromkeys(settings.protocols)
+    }
+    notes = [note for each in outcomes.values() for note in each.notes]
+    found = Audit(
+        settings=facts,
+        provenance=provenance(where),
+        model={**about_model, "notes": list(getattr(victim, "notes", ()))},
+        data=about_data,
+        clean=clean,
+        protocols=outcomes,
+        runs=tuple(rows),
+        flags=(),
+        notes=tuple(notes),
+        seconds=spent + sum(run.seconds for run in rows) + time.monotonic() - begun,
+        image_steps=sum(run.image_steps for run in rows),
+        clean_rows=clean_rows,
+    )
+    if examine is not None:
+        evidence = Evidence(victim, embed, material, scene, attacked["query"], settings, key, climbing, found)
+        found = replace(found, flags=tuple(examine(evidence)))
+    if out is not None:
+        found.save(out)
+    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} image-steps")
+    return found
+
+
+# ---------------------------------------------------------------- before the attacks
+
+
+def _runs(settings: AuditSettings, chosen: Mapping[str, Mapping[str, Any]]) -> list[AttackRun]:
+    runs: list[AttackRun] = []
+    for name, changes in chosen.items():
+        together: dict[tuple[object, ...], list[Goal]] = {}
+        for protocol in dict.fromkeys(settings.protocols):
+            try:
+                goal = goal_named(name, protocol, **changes)  # type: ignore[arg-type]  # it checks the name
+            except TypeError:
+                check(False, f"{name} has no such settings: {', '.join(changes)}")
+                raise
+            together.setdefault(goal.run, []).append(goal)
+        runs += [AttackRun(name, tuple(goals)) for goals in together.values()]
+    return runs
+
+
+def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Tensor]:
+    """Clean embeddings of queries and gallery; a model that cannot take the images is one clear line."""
+    for images in material.gallery.plain(torch.arange(1)):
+        try:
+            embed_all(embed, [images])
+        except (AnchorholdError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # it is their code
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+            raise ModelError(f"the model fails on images of shape {tuple(images.shape)} ({first})") from error
+    gallery = embed_all(embed, material.gallery.plain(batch=batch))
+    queries = gallery if material.same else embed_all(embed, material.query.plain(batch=batch))
+    for role, e in (("gallery", gallery), ("query", queries)):
+        bad = int((~e.isfinite()).any(1).sum())
+        if bad:
+            raise ModelError(f"{bad} of {len(e)} {role} embeddings are not finite: nothing can be measured on them")
+    return queries, gallery
+
+
+def _connected(embed: Embed) -> Embed:
+    """The same, with a gradient of zero where a model cuts the graph: attacks then find nothing, and do not break."""
+
+    def connected(images: Tensor) -> Tensor:
+        e = embed(images)
+        cut = images.requires_grad and torch.is_grad_enabled() and not e.requires_grad
+        return e + 0 * images.flatten(1).sum(1, keepdim=True) if cut else e
+
+    return connected
+
+
+def _clean(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, Column], dict[str, Tensor]]:
+    rows = score_queries(
+        scene.queries,
+        scene.labels,
+        gallery=scene.gallery,
+        gallery_labels=scene.gallery_labels,
+        self_ids=scene.own,
+    )
+    rows = {name: rows[name].cpu() for name in _CLEAN}
+    drawn = resampled_means(rows, key("bootstrap"), resamples)
+    columns = {}
+    for name, printed in _CLEAN.items():
+        span = interval(100 * drawn[name])
+        columns[printed] = Column(100 * float(rows[name].nanmean()), span.low, span.high)
+    columns["NMI"] = Column(100 * nmi(scene.queries, scene.labels, key("nmi")), None, None)
+    return columns, rows
+
+
+def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
+    inner = victim.module if isinstance(victim, Victim) else victim
+    digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
+    for name, tensor in sorted(victim.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    about = {
+        "kind": type(inner).__name__,
+        "parameters": sum(p.numel() for p in victim.parameters()),
+        "dim": scene.gallery.shape[1],
+        "weights": digest.hexdigest(),
+    }
+    config = getattr(inner, "config", None)
+    return about | ({"config": config} if isinstance(inner, Embedder) else {})
+
+
+# ---------------------------------------------------------------- where it computes
+
+
+def _climbing(name: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """The precision of the ascent; measurements are always fp32."""
+    check(name != "bf16" or device.type == "cuda", "precision bf16 needs a GPU; use auto or fp32")
+    if device.type == "cuda":
+        return precise if name == "fp32" else lambda: torch.autocast("cuda", torch.bfloat16)
+    return nullcontext
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """cuDNN's kernels that add in a fixed order: a batch that is done again must give the same rows."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def living_on(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model on a device, and afterwards where it was."""
+    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if len(homes) > 1:
+        raise ModelError(f"the model lies on {len(homes)} devices: bring it to one with .to(device)")
+    model.to(device)
+    try:
+        yield
+    finally:
+        for home in homes:
+            model.to(home)

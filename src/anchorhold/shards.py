@@ -1,0 +1,92 @@
+"""Rows of an audit, kept batch by batch: what has no shard is still to be done.
+
+A shard is one safetensors file, `shards/RUN.BATCH.safetensors`, written whole or not at all; those of a run that is
+complete become one, `shards/RUN.all.safetensors`. Its metadata say what it was made with, so that rows of another
+model, other data or another budget are never mixed in.
+"""
+
+import glob
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from .errors import RunError
+from .record import atomic
+
+__all__ = ["Shard", "Shards"]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """The rows of one batch of one run, and what they took."""
+
+    rows: dict[str, Tensor]
+    seconds: float
+    image_steps: int
+
+
+class Shards:
+    """The shards of an audit: files below `folder`, or memory where there is none."""
+
+    def __init__(self, folder: str | Path | None, about: Mapping[str, Any]) -> None:
+        self.folder = None if folder is None else Path(folder) / "shards"
+        self.about = json.loads(json.dumps(about))  # as it will come back from a file
+        self.held: dict[str, Shard] = {}
+
+    def find(self, run: str, batch: int | None, extra: str = "") -> Shard | None:
+        """The rows of a batch (None: of all), or None where they are to be made; those of another audit are refused."""
+        name = _name(run, batch)
+        if self.folder is None:
+            return self.held.get(name)
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                known = json.loads((file.metadata() or {})["anchorhold"])
+                rows = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
+        except (safetensors.SafetensorError, OSError, KeyError, ValueError):
+            return None  # damaged by something else than us: done again
+        self._refuse_stale(known["about"], known["run"], extra)
+        return Shard(rows, known["seconds"], known["image_steps"])
+
+    def keep(self, run: str, batch: int | None, shard: Shard, extra: str = "") -> None:
+        """Put the rows of a batch away, or those of all, which replace the batches'."""
+        name = _name(run, batch)
+        # Copies: safetensors refuses tensors that share memory or are not dense.
+        rows = {key: row.detach().cpu().contiguous().clone() for key, row in shard.rows.items()}
+        shard = Shard(rows, shard.seconds, shard.image_steps)
+        if self.folder is None:
+            self.held[name] = shard
+            return
+        self._write(name, shard, extra)
+        if batch is None:
+            for path in self.folder.glob(f"{glob.escape(run)}.[0-9]*.safetensors"):
+                path.unlink()
+
+    def _write(self, name: str, shard: Shard, extra: str) -> None:
+        assert self.folder is not None
+        known = {"about": self.about, "run": extra, "seconds": shard.seconds, "image_steps": shard.image_steps}
+        with atomic(self.folder / name) as temporary:
+            safetensors.torch.save_file(shard.rows, temporary, {"anchorhold": json.dumps(known)})
+
+    def _refuse_stale(self, known: Mapping[str, Any], run: str, extra: str) -> None:
+        changed = [key for key in sorted({*known, *self.about}) if known.get(key) != self.about.get(key)]
+        if run != extra:
+            changed.append(f"attack ({run}, now {extra})")
+        if changed:
+            assert self.folder is not None
+            raise RunError(
+                f"{self.folder.parent} holds rows of another audit, with another {', '.join(changed)}; "
+                f"choose another place, or remove {self.folder}"
+            )
+
+
+def _name(run: str, batch: int | None) -> str:
+    return f"{run}.{'all' if batch is None else f'{batch:05d}'}.safetensors"

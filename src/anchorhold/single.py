@@ -1,0 +1,161 @@
+"""One image attacked against a gallery, to see what happens to a list."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .attacks import ProtocolName, Scene, attack, goal_named
+from .auditing import AuditSettings, as_victim, living_on
+from .console import Report, Silent
+from .data.datasets import Split
+from .data.store import centre_crop, decode
+from .errors import DataError
+from .geometry import Retrieved
+from .intake import Data, Material, prepare
+from .model.frozen import embed_all, frozen
+from .model.victim import chunked
+from .random import Key
+from .record import atomic
+from .settings import check
+from .sweep import NEIGHBOURS, shown_lists, to_bytes
+from .training import _device
+
+__all__ = ["Single", "attack_one"]
+
+
+@dataclass(frozen=True, eq=False)
+class Single:
+    """What an attack on one image did to one list."""
+
+    about: str  # what was attacked, and whose list is shown
+    measures: dict[str, tuple[float, float]]  # before and after, as measured: fractions, a cosine, a distance
+    before: list[tuple[str, str, float]]  # class, name and distance of the nearest items
+    after: list[tuple[str, str, float]]
+    image: Tensor  # the perturbed image, uint8 (H, W, C)
+
+    def __str__(self) -> str:
+        lines = [self.about, *(f"{name}: {a:.3f} before, {b:.3f} after" for name, (a, b) in self.measures.items())]
+        for when, items in (("before", self.before), ("after", self.after)):
+            lines += ["", f"{when:>6}  {'class':24}  {'distance':>8}  file"]
+            lines += [f"{rank:>6}  {c[:24]:24}  {d:>8.4f}  {name}" for rank, (c, name, d) in enumerate(items, start=1)]
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the perturbed image as PNG, which keeps every bit of it."""
+        from PIL import Image
+
+        path = Path(path)
+        check(path.suffix.lower() == ".png", f"{path.name}: only PNG keeps a perturbation as it is; name it .png")
+        pixels = self.image.numpy()
+        with atomic(path) as temporary:
+            Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(temporary, format="PNG")
+        return path
+
+
+def attack_one(
+    model: nn.Module,
+    image: str | Path,
+    data: Data,
+    goal: str = "ES",
+    *,
+    protocol: ProtocolName = "corrected",
+    label: str = "",
+    eps: float = 8 / 255,
+    alpha: float = 3 / 255,
+    steps: int = 32,
+    method: Literal["pgd", "fgsm"] = "pgd",
+    seed: int = 0,
+    count: int = NEIGHBOURS,
+    batch: int = 128,
+    device: str = "auto",
+    resize: int | None = None,
+    crop: int | None = None,
+    report: Report | None = None,
+) -> Single:
+    """Attack one image, a file or the number of a query in `data`, and show the list before and after.
+
+    `label` names the class of a file that is not in the gallery.
+    """
+    settings = AuditSettings(("corrected",), (goal,), 0, eps, alpha, steps, method, seed, batch, "fp32", resize, crop)
+    wish = goal_named(goal, protocol)
+    report, where, victim = report or Silent(), _device(device), as_victim(model)
+    material = prepare(data, victim, where, report, resize, crop)
+    query, gallery, name = _find(str(image), material, wish.side)
+    with living_on(victim, where), frozen(victim) as view:
+        embed = chunked(view, batch)
+        items = embed_all(embed, material.gallery.plain(batch=batch))
+        side = material.side(wish.side)
+        number = query if wish.side == "query" else gallery
+        if number is None:
+            pixels = _read(Path(image).expanduser(), material).to(where)
+            classes = material.gallery.split.classes
+            check(
+                bool(label) or goal not in ("LTM", "GTM", "nearest", "margin"),
+                f"{goal} needs the class of {name}: say it with --class",
+            )
+            check(not label or label in classes, f"the gallery has no class {label!r}; it has {', '.join(classes[:8])}")
+            labels = torch.tensor([classes.index(label) if label else -1], device=where)
+            own = torch.tensor([-1], device=where)
+            queries, ids = embed_all(embed, [pixels]), torch.tensor([0], device=where)
+            scene = Scene(items, material.gallery_labels, queries, labels, own)
+        else:
+            (pixels,) = side.plain(torch.tensor([number]), batch=1)
+            queries = items if material.same else embed_all(embed, material.query.plain(batch=batch))
+            scene, ids = material.scene(queries, items), torch.tensor([number], device=where)
+        key = Key.of(seed)("audit")
+        pixels = pixels.to(scene.gallery.dtype)
+        done = attack(embed, pixels, scene, wish, ids, settings.ball, settings.budget, key, 1)
+    clean = scene.clean(wish.side)[ids]
+    start = wish.measure(scene, ids, done.targets, clean, clean)
+    asked, before, after = shown_lists(wish, scene, ids, done.targets, done.embeddings, count)
+    about = f"{goal} ({protocol}) on {name}, ε {eps:.4f}"
+    if wish.side == "gallery":
+        about += f"; the list of {material.query.split.sample(int(asked[0]))}"
+    elif done.targets is not None and int(done.targets.flatten()[0]) >= 0:
+        about += f"; aimed at {material.gallery.split.sample(int(done.targets.flatten()[0]))}"
+    return Single(
+        about,
+        {measure: (float(start[measure][0]), float(row[0])) for measure, row in done.measures.items()},
+        _listed(before, material.gallery.split),
+        _listed(after, material.gallery.split),
+        to_bytes(done.images)[0].cpu().contiguous(),
+    )
+
+
+def _find(image: str, material: Material, side: str) -> tuple[int | None, int | None, str]:
+    """Its numbers among queries and gallery, and what to call it."""
+    path = Path(image).expanduser()
+    sides = {"query": material.query.split, "gallery": material.gallery.split}
+    if image.isdecimal() and not path.exists():
+        number, split = int(image), sides[side]
+        if number >= len(split):
+            raise DataError(f"there is no image {number} in {split.name}: it has 0 to {len(split) - 1}")
+        return number, number, split.sample(number)
+    if not path.is_file():
+        raise DataError(f"there is no image {image}; give a file, or the number of one in the data")
+    found: dict[str, int | None] = {}
+    for name, split in sides.items():
+        places = {each.resolve(): at for at, each in enumerate(split.paths or ())}
+        found[name] = places.get(path.resolve())
+    if side == "gallery" and found["gallery"] is None:
+        raise DataError(f"{path.name} is not in the gallery, and CA perturbs what is: choose one of its images")
+    return found["query"], found["gallery"], path.name
+
+
+def _read(path: Path, material: Material) -> Tensor:
+    """A file as the gallery's images are: same square, same crop, same channels."""
+    (frame,) = material.gallery.store.frames([torch.zeros(1, dtype=torch.long)])
+    height, width, channels = frame.shape[1:]
+    check(height == width, f"images of {height}×{width} are no squares; put {path.name} into the data")
+    # Twice, since a split needs two classes; one of them is used.
+    split = Split(path.name, torch.tensor([0, 1]), ("a", "b"), paths=(path, path))
+    pixels = centre_crop(decode(split, height, workers=1).images[:1], material.gallery.crop)
+    return pixels.mean(1, keepdim=True) if channels == 1 else pixels
+
+
+def _listed(found: Retrieved, split: Split) -> list[tuple[str, str, float]]:
+    rows = zip(found.ids[0].tolist(), found.distances[0].tolist())
+    return [(split.classes[int(split.labels[item])], split.sample(item), distance) for item, distance in rows]

@@ -1,0 +1,355 @@
+"""What an audit found: its numbers, the table it prints, and the files it leaves.
+
+audit.json, schema "anchorhold.audit/1". Percentages are 0..100; low and high are the ends of 95 % bootstrap
+intervals over queries (null where there is none); nothing in it is a path.
+
+    schema       "anchorhold.audit/1"
+    settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples
+    versions, device, commit     what made the numbers
+    model        kind, parameters, dim, weights (a hash of them), config where it is ours, notes
+    data         query and gallery {name, fingerprint}, images [queries, gallery], classes, same, attacked [q, g]
+    clean        {R@1, R@2, mAP, mAP@R, mAP@10, NMI: {value, low, high}} of all queries, percent
+    protocols    {published, corrected: {columns, ers, ars}}
+      columns    {CA+ … GTT …: {value, low, high, initial}}; initial: the same measure on the clean embeddings
+                 percent, but TMA is a cosine and ES:D a distance. published: means of the means of 112 samples
+                 in data-set order; corrected: means over samples
+      ers        {value, low, high, terms, ranking, recall}, or null where attacks are missing
+      ars        {constants, measured: {value, low, high, terms, ranking, recall, initial}}, each null where ARS
+                 is not defined; constants: print's initial ranks (50, 1, 50, 1), measured: those of this model
+    runs         [{label, attack, goals, samples, image_steps, seconds}]: one run may serve both protocols; goals
+                 {protocol: the settings of the attack, and which of print's defects it has}
+    flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
+
+samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample:
+`P/C` and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the
+clean embedding); and `clean/r1` … of all queries. examples.safetensors has for each run the samples that withstood
+worst, in the middle (of those that were kept) and best, in this order: `L/ids`, `L/clean` and `L/perturbed`
+(uint8 NHWC), `L/asked` (whose list is shown: the sample itself, or the query a candidate attack aimed at),
+`L/before` and `L/after` (gallery ids of its nearest neighbours, the query's own image left out).
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from .errors import SettingsError
+from .random import Key
+from .record import atomic
+from .scores import (
+    ARS_COLUMNS,
+    ERS_COLUMNS,
+    Interval,
+    ars_terms,
+    ers_terms,
+    group_means,
+    interval,
+    overall,
+    resampled_means,
+)
+from .scores import ars as ars_of
+
+__all__ = ["SCHEMA", "Audit", "Column", "Flag", "Outcome", "RunRows", "Score", "estimate", "outcome"]
+
+SCHEMA = "anchorhold.audit/1"
+GROUP = 112  # the published means are means of the means of so many samples
+NOT_PERCENT = ("TMA", "ES:D")
+
+T = TypeVar("T")
+
+
+class Flag(Protocol):
+    """A reason not to trust the numbers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of the table, its 95 % interval, and what it was before the attack."""
+
+    value: float
+    low: float | None
+    high: float | None
+    initial: float | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """ERS or ARS, with its terms and the means of its two groups."""
+
+    value: float
+    low: float
+    high: float
+    terms: dict[str, float]
+    ranking: float
+    recall: float
+    initial: dict[str, float] | None = None  # ARS: the values before the attack
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one protocol says."""
+
+    columns: dict[str, Column]
+    ers: Score | None
+    ars: dict[str, Score | None]  # "constants" and "measured"
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class RunRows:
+    """All rows of one attack run, in data-set order; fractions, cosines and distances as they were measured."""
+
+    label: str
+    attack: str
+    goals: dict[str, dict[str, Any]]  # by protocol: the goal's settings
+    side: str
+    ids: Tensor
+    targets: Tensor | None
+    shift: Tensor
+    measures: dict[str, dict[str, Tensor]]  # by protocol and column
+    initial: dict[str, dict[str, Tensor]]
+    examples: dict[str, Tensor]
+    seconds: float
+    image_steps: int
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """The protocols that this run serves."""
+        return tuple(self.goals)
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """A model's robustness, with everything needed to judge and to repeat it. `print` it, or `save` it."""
+
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    clean: dict[str, Column]
+    protocols: dict[str, Outcome]
+    runs: tuple[RunRows, ...]
+    flags: tuple[Flag, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    image_steps: int
+    clean_rows: dict[str, Tensor] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What audit.json holds; see the head of this module."""
+        runs = [
+            {
+                "label": run.label,
+                "attack": run.attack,
+                "goals": run.goals,
+                "samples": len(run.ids),
+                "image_steps": run.image_steps,
+                "seconds": round(run.seconds, 3),
+            }
+            for run in self.runs
+        ]
+        outcomes = {name: {k: v for k, v in asdict(o).items() if k != "notes"} for name, o in self.protocols.items()}
+        return _finite(
+            {
+                "schema": SCHEMA,
+                "settings": self.settings,
+                **self.provenance,
+                "model": self.model,
+                "data": self.data,
+                "clean": {name: {"value": c.value, "low": c.low, "high": c.high} for name, c in self.clean.items()},
+                "protocols": outcomes,
+                "runs": runs,
+                "flags": [{"name": flag.name, "message": flag.message} for flag in self.flags],
+                "notes": list(self.notes),
+                "seconds": round(self.seconds, 3),
+                "image_steps": self.image_steps,
+            }
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write audit.json, samples.safetensors and examples.safetensors; the folder is returned."""
+        folder = Path(folder)
+        samples = {f"clean/{name}": row for name, row in self.clean_rows.items()}
+        examples: dict[str, Tensor] = {}
+        for run in self.runs:
+            samples |= {f"{run.label}/ids": run.ids, f"{run.label}/shift": run.shift}
+            if run.targets is not None:
+                samples[f"{run.label}/targets"] = run.targets
+            for protocol in run.protocols:
+                samples |= {f"{protocol}/{name}": row for name, row in run.measures[protocol].items()}
+                samples |= {f"{protocol}/{name}/initial": row for name, row in run.initial[protocol].items()}
+            examples |= {f"{run.label}/{name}": row for name, row in run.examples.items()}
+        for name, tensors in (("samples", samples), ("examples", examples)):
+            with atomic(folder / f"{name}.safetensors") as temporary:
+                dense = {key: row.cpu().contiguous().clone() for key, row in tensors.items()}
+                safetensors.torch.save_file(dense, temporary, {"schema": SCHEMA})
+        with atomic(folder / "audit.json") as temporary:
+            text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
+        return folder
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def in_units(name: str) -> float:
+    """By what a measure is multiplied to stand in a table."""
+    return 1.0 if name in NOT_PERCENT else 100.0
+
+
+def estimate(values: Tensor, protocol: str = "corrected") -> float:
+    """The mean over samples; published, the mean of the means of groups of 112. NaN is left out."""
+    if protocol == "published":
+        means = torch.stack([group.nanmean() for group in values.split(GROUP)])
+        return float(means.nanmean())
+    return float(values.nanmean())
+
+
+def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, together: bool) -> Outcome:
+    """Columns, scores and intervals of one protocol; `together`: queries and gallery are the same images."""
+    rows: dict[str, Tensor] = {}
+    before: dict[str, Tensor] = {}
+    ids: dict[str, Tensor] = {}
+    for run in runs:
+        for name, row in run.measures.get(protocol, {}).items():
+            rows[name] = in_units(name) * row
+            before[name] = in_units(name) * run.initial[protocol][name]
+            # Draws are shared by the same samples; a query and a gallery item of one number are not the same.
+            ids[name] = run.ids if together or run.side == "query" else -1 - run.ids
+    drawn = resampled_means(
+        rows | {f"initial {name}": row for name, row in before.items()},
+        key("bootstrap"),
+        resamples,
+        ids | {f"initial {name}": own for name, own in ids.items()},
+    )
+    spans = {name: interval(drawn[name]) for name in rows}
+    columns = {
+        name: Column(estimate(row, protocol), spans[name].low, spans[name].high, estimate(before[name], protocol))
+        for name, row in rows.items()
+    }
+    notes: list[str] = []
+    if not set(ERS_COLUMNS) <= set(columns):
+        return Outcome(columns, None, {"constants": None, "measured": None})
+    value = {name: columns[name].value for name in ERS_COLUMNS}
+    after = {name: drawn[name] for name in ERS_COLUMNS}
+    clean = columns["ES:R"].initial or 0.0  # R@1 of the attacked queries, as this protocol counts it
+    drawn_clean = drawn["initial ES:R"]
+    initial = {name: columns[name].initial or 0.0 for name in ARS_COLUMNS}
+    drawn_initial = {name: drawn[f"initial {name}"] for name in ARS_COLUMNS}
+
+    def empirical() -> Score:
+        draws = overall(ers_terms(after))
+        return _score(ers_terms(value), interval(draws))
+
+    def resistance(measured: bool) -> Score:
+        whole = ars_of(value, clean, initial if measured else None)
+        draws = overall(ars_terms(after, drawn_clean, drawn_initial if measured else None))
+        return _score(whole.columns, interval(draws), whole.initial_values)
+
+    def attempt(name: str, make: Any) -> Score | None:
+        try:
+            made: Score = make()
+            return made
+        except SettingsError as error:  # a score that is not defined is left out, with the reason
+            notes.append(f"{protocol} {name}: {error}")
+            return None
+
+    scored = attempt("ERS", empirical)
+    resisted = {name: attempt("ARS", lambda: resistance(name == "measured")) for name in ("constants", "measured")}  # noqa: B023
+    return Outcome(columns, scored, resisted, tuple(dict.fromkeys(notes)))
+
+
+def _score(terms: Mapping[str, float], span: Interval, initial: Mapping[str, float] | None = None) -> Score:
+    groups = group_means(dict(terms))
+    known = None if initial is None else dict(initial)
+    return Score(overall(terms), span.low, span.high, dict(terms), groups["ranking"], groups["recall"], known)
+
+
+def _finite(value: T) -> T:
+    """The same with null for what JSON cannot say."""
+    made: Any = value
+    if isinstance(value, Mapping):
+        made = {key: _finite(part) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        made = [_finite(part) for part in value]
+    elif isinstance(value, float) and not math.isfinite(value):
+        made = None
+    result: T = made
+    return result
+
+
+# ---------------------------------------------------------------- table
+
+
+def _table(audit: Audit) -> str:
+    s, data = audit.settings, audit.data
+    queries, items = data["images"]
+    asked, moved = data["attacked"]
+    gallery = "" if data["same"] else f", {moved:,} of them as candidates"
+    how = f"{s['method'].upper()}, ε {_fraction(s['eps'])}"
+    how += f", {s['steps']} steps of {_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
+    lines = [
+        f"{audit.model['kind']}, {audit.model['parameters']:,} parameters, on {data['query']['name']}",
+        f"{asked:,} of {queries:,} queries against {items:,} images of {data['classes']} classes{gallery}",
+        f"{how}, seed {s['seed']}; [95 % intervals]",
+        "",
+        "clean   " + "  ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items()),
+        "",
+        f"{'':12}" + "".join(f"{name:>24}" for name in audit.protocols),
+    ]
+    names = list(dict.fromkeys(name for outcome in audit.protocols.values() for name in outcome.columns))
+    for name in names:
+        cells = [_cell(outcome.columns.get(name), name) for outcome in audit.protocols.values()]
+        lines.append(f"{name:12}" + "".join(f"{cell:>24}" for cell in cells))
+    if "TMA" in names:
+        cells = [f"{outcome.columns['TMA'].initial or 0.0:.3f}" for outcome in audit.protocols.values()]
+        lines.append(f"{'TMA clean':12}" + "".join(f"{cell:>24}" for cell in cells))
+    if any(outcome.ers for outcome in audit.protocols.values()):
+        kinds = {
+            "ERS": [outcome.ers for outcome in audit.protocols.values()],
+            "ARS print": [outcome.ars["constants"] for outcome in audit.protocols.values()],
+            "ARS measured": [outcome.ars["measured"] for outcome in audit.protocols.values()],
+        }
+        lines.append("")
+        for name, scores in kinds.items():
+            lines.append(f"{name:12}" + "".join(f"{_cell(score, name):>24}" for score in scores))
+            for part in ("ranking", "recall"):
+                cells = ["–" if score is None else f"{getattr(score, part):.1f}" for score in scores]
+                lines.append(f"  {part:10}" + "".join(f"{cell:>24}" for cell in cells))
+    lines += ["", *(f"flag {flag.name}: {flag.message}" for flag in audit.flags)] if audit.flags else []
+    lines += ["", *(f"note: {note}" for note in audit.notes)] if audit.notes else []
+    return "\n".join(lines)
+
+
+def _cell(number: Column | Score | None, name: str) -> str:
+    if number is None:
+        return "–"
+    digits = 3 if name in NOT_PERCENT else 1
+    span = "" if number.low is None or number.high is None else f" [{number.low:.{digits}f}, {number.high:.{digits}f}]"
+    return f"{number.value:.{digits}f}{span}"
+
+
+def _fraction(pixels: float) -> str:
+    """A length in pixels' own steps where it is a whole number of them.
+
+    >>> _fraction(8 / 255), _fraction(0.5)
+    ('8/255', '0.5')
+    """
+    steps = Fraction(pixels * 255).limit_denominator(4)
+    return f"{steps}/255" if steps.denominator == 1 and abs(float(steps) - pixels * 255) < 1e-9 else f"{pixels:g}"

@@ -1,0 +1,155 @@
+"""`anchorhold audit` and `anchorhold attack`: what they print and write, and one clear line for every mistake."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anchorhold import cli
+from anchorhold.model.embedder import Embedder
+
+QUICK = ["--data", "digits", "--steps", "2", "--device", "cpu"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ANCHORHOLD_DEBUG", raising=False)
+    Embedder("small", 16, channels=1, size=8).save(tmp_path / "m.safetensors")
+    photographs(tmp_path)
+    Embedder("small", 8, size=8).save(tmp_path / "rgb.safetensors")
+    (tmp_path / "theirs.py").write_text(
+        "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8))\n"
+    )
+
+
+def photographs(place: Path) -> None:
+    from PIL import Image
+
+    for name in "abc":
+        for index in range(4):
+            path = place / "photos" / name / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (12, 10), (80 * "abc".index(name), 60 * index, 90)).save(path)
+    Image.new("RGB", (9, 9), (10, 200, 30)).save(place / "mine.png")
+
+
+def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["anchorhold", *arguments])
+    try:
+        cli.main()
+        code = 0
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ["--attacks", "CA+,ES", "--limit", "30", "--eps", "4/255", "--out", "a"]
+    code, out, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options)
+    assert code == 0, err
+    assert "30 of 896 queries" in out and "ε 4/255" in out and "written: a/audit.json" in out
+    assert "CA+ (published, corrected): 30 of 30" in err
+    found = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert found["settings"]["eps"] == 4 / 255 and set(found["protocols"]) == {"published", "corrected"}
+    assert f"{found['protocols']['corrected']['columns']['ES:R']['value']:.1f}" in out
+    code, again, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options)
+    assert code == 0 and again == out and "30 of 30" not in err
+    code, _, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options, "--seed", "1")
+    assert code == 2 and "another seed; choose another place" in err
+
+
+def test_audit_of_a_folder_with_a_model_of_ones_own(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = ["--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "8", "--full", "--protocol", "corrected"]
+    code, out, err = run(
+        capsys, monkeypatch, "audit", "theirs:net", "--data", "photos", "--steps", "2", *options, "--method", "fgsm"
+    )
+    assert code == 0, err
+    assert "12 of 12 queries" in out and "ERS" in out and "audits/theirs-net-photos/audit.json" in out
+    found = json.loads((tmp_path / "audits" / "theirs-net-photos" / "audit.json").read_text())
+    assert found["settings"]["limit"] == 0 and found["settings"]["method"] == "fgsm"
+    assert str(tmp_path) not in json.dumps(found)
+
+
+@pytest.mark.parametrize("goal", ["ES", "CA+", "QA-", "TMA", "LTM", "GTM", "GTT"])
+def test_attack_shows_the_list_before_and_after(capsys: Any, monkeypatch: pytest.MonkeyPatch, goal: str) -> None:
+    code, out, err = run(capsys, monkeypatch, "attack", "m.safetensors", "7", *QUICK, "--goal", goal, "--eps", ".2")
+    assert code == 0, err
+    assert f"{goal} (corrected) on digits/test[7]" in out
+    assert out.count("class") == 2 and "before" in out and "after" in out
+    assert out.count("digits/test[") >= 21
+
+
+def test_attack_on_files(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from PIL import Image
+
+    options = ["--data", "photos", "--steps", "2", "--device", "cpu", "--eps", "8/255"]
+    shape = ["--crop", "10", "--resize", "10", "--save", "out.png"]
+    code, out, err = run(capsys, monkeypatch, "attack", "rgb.safetensors", "photos/a/1.png", *options, *shape)
+    assert code == 0, err
+    assert "a/1.png" not in out.split("\n", 1)[1] and "b/0.png" in out and "the perturbed image: out.png" in out
+    with Image.open(tmp_path / "out.png") as changed:
+        assert changed.size == (10, 10)
+        pixel = changed.getpixel((5, 5))
+    assert (
+        isinstance(pixel, tuple) and all(abs(a - b) <= 9 for a, b in zip(pixel, (0, 60, 90))) and pixel != (0, 60, 90)
+    )
+    for goal in ("ES", "QA+"):
+        code, out, err = run(capsys, monkeypatch, "attack", "rgb.safetensors", "mine.png", *options, "--goal", goal)
+        assert code == 0, err
+        assert f"{goal} (corrected) on mine.png" in out
+    code, out, err = run(
+        capsys, monkeypatch, "attack", "rgb.safetensors", "mine.png", *options, "--goal", "LTM", "--class", "b"
+    )
+    assert code == 0, err
+    code, out, err = run(capsys, monkeypatch, "attack", "m.safetensors", "mine.png", *QUICK)
+    assert code == 0, err  # made grey, and as small as the digits
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["audit", "nowhere/x", *QUICK], "there is no model"),
+        (["audit", "m.safetensors", "--data", "dgits"], "did you mean digits?"),
+        (["audit", "m.safetensors", "--data", "cub"], "--root"),
+        (["audit", "m.safetensors", *QUICK, "--eps", "lots"], "--eps wants a number"),
+        (["audit", "m.safetensors", *QUICK, "--mean", ".5"], "has its mean and std inside"),
+        (["audit", "m.safetensors", *QUICK, "--attacks", "LMT"], "did you mean LTM?"),
+        (["audit", "m.safetensors", *QUICK, "--protocol", "print"], "there are: published, corrected"),
+        (["audit", "m.safetensors", *QUICK, "--method", "cw"], "there are: pgd, fgsm"),
+        (["audit", "m.safetensors", "--data", "photos", "--device", "cpu"], "(B, 1, H, W)"),
+        (["attack", "m.safetensors", "9999", *QUICK], "it has 0 to 895"),
+        (["attack", "m.safetensors", "none.png", *QUICK], "there is no image none.png"),
+        (["attack", "m.safetensors", "7", *QUICK, "--goal", "EX"], "no attack is called 'EX'"),
+        (["attack", "m.safetensors", "7", *QUICK, "--save", "x.jpg"], "--save wants a .png"),
+        (["attack", "rgb.safetensors", "mine.png", "--data", "photos", "--goal", "CA+"], "is not in the gallery"),
+        (["attack", "rgb.safetensors", "mine.png", "--data", "photos", "--goal", "GTM"], "--class"),
+        (["attack", "rgb.safetensors", "mine.png", "--data", "photos", "--class", "z"], "no class 'z'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_two(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: str
+) -> None:
+    code, _, err = run(capsys, monkeypatch, *arguments)
+    assert code == 2, err
+    lines = [line for line in err.splitlines() if "decoding" not in line and "are audited" not in line]
+    assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], err
+
+
+def test_one_perturbed_image_stays_in_its_ball() -> None:
+    import anchorhold as ah
+    from anchorhold.single import attack_one
+
+    data = ah.dataset("digits")
+    done = attack_one(ah.load("m.safetensors"), "3", data, "TMA", eps=0.1, steps=3, device="cpu")
+    assert data.test.images is not None
+    moved = (done.image.int() - data.test.images[3].int()).abs()
+    assert 0 < moved.max() <= 26 and done.image.dtype == torch.uint8
+    before, after = done.measures["TMA"]
+    assert after > before
