@@ -12,7 +12,7 @@ is written, and the schema of audit.json, is described in `verdict`.
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from . import __version__
 from .attacks import Goal, Scene, fgsm, goal_named
 from .console import Report, Silent, duration
+from .device import computing, device_named
 from .errors import AnchorholdError, Interrupted, ModelError
 from .intake import Data, Material, prepare, sample
 from .metrics import nmi, score_queries
+from .model.chunked import chunked
 from .model.embedder import Embedder
-from .model.frozen import Embed, embed_all, frozen, precise
-from .model.victim import Victim, chunked, wrap
+from .model.frozen import Embed, connected, embed_all, frozen
+from .model.victim import Victim, wrap
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
@@ -37,7 +39,6 @@ from .scores import interval, resampled_means
 from .settings import check
 from .shards import Shards
 from .sweep import AttackRun, sweep
-from .training import _device
 from .verdict import Audit, Column, Flag, RunRows, outcome
 
 __all__ = ["NINE", "AuditSettings", "Evidence", "as_victim", "audit", "living_on"]
@@ -144,8 +145,8 @@ def audit(
         tuple(one), tuple(chosen), limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples
     )
     runs = _runs(settings, chosen)
-    report, where = report or Silent(), _device(device)
-    climbing = _climbing(settings.precision, where)
+    report, where = report or Silent(), device_named(device)
+    climbing = computing(settings.precision, where)
     victim = as_victim(model)
     material = prepare(data, victim, where, report, resize, crop, on_bad_image)
     for note in material.notes:
@@ -175,7 +176,7 @@ def _audit(
     report: Report,
 ) -> Audit:
     begun, key = time.monotonic(), Key.of(settings.seed)("audit")
-    embed = _connected(chunked(view, settings.batch))
+    embed = connected(chunked(view, settings.batch))
     scene = material.scene(*_embedded(embed, material, settings.batch))
     clean, clean_rows = _clean(scene, key, settings.resamples)
     attacked = {
@@ -283,17 +284,6 @@ def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Ten
     return queries, gallery
 
 
-def _connected(embed: Embed) -> Embed:
-    """The same, with a gradient of zero where a model cuts the graph: attacks then find nothing, and do not break."""
-
-    def connected(images: Tensor) -> Tensor:
-        e = embed(images)
-        cut = images.requires_grad and torch.is_grad_enabled() and not e.requires_grad
-        return e + 0 * images.flatten(1).sum(1, keepdim=True) if cut else e
-
-    return connected
-
-
 def _clean(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, Column], dict[str, Tensor]]:
     rows = score_queries(
         scene.queries,
@@ -329,14 +319,6 @@ def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- where it computes
-
-
-def _climbing(name: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """The precision of the ascent; measurements are always fp32."""
-    check(name != "bf16" or device.type == "cuda", "precision bf16 needs a GPU; use auto or fp32")
-    if device.type == "cuda":
-        return precise if name == "fp32" else lambda: torch.autocast("cuda", torch.bfloat16)
-    return nullcontext
 
 
 @contextmanager

@@ -288,7 +288,7 @@ def _numbers(option: str, text: str) -> list[float] | None:
 
 
 def _model(spec: str, mean: str, std: str, size: str) -> Any:
-    from .model.victim import load_model
+    from .model.named import load_model
 
     sides = _numbers("--size", size)
     return load_model(

@@ -12,16 +12,16 @@ from .auditing import AuditSettings, as_victim, living_on
 from .console import Report, Silent
 from .data.datasets import Split
 from .data.store import centre_crop, decode
+from .device import device_named
 from .errors import DataError
 from .geometry import Retrieved
 from .intake import Data, Material, prepare
+from .model.chunked import chunked
 from .model.frozen import embed_all, frozen
-from .model.victim import chunked
 from .random import Key
 from .record import atomic
 from .settings import check
 from .sweep import NEIGHBOURS, shown_lists, to_bytes
-from .training import _device
 
 __all__ = ["Single", "attack_one"]
 
@@ -81,7 +81,7 @@ def attack_one(
     """
     settings = AuditSettings(("corrected",), (goal,), 0, eps, alpha, steps, method, seed, batch, "fp32", resize, crop)
     wish = goal_named(goal, protocol)
-    report, where, victim = report or Silent(), _device(device), as_victim(model)
+    report, where, victim = report or Silent(), device_named(device), as_victim(model)
     material = prepare(data, victim, where, report, resize, crop)
     query, gallery, name = _find(str(image), material, wish.side)
     with living_on(victim, where), frozen(victim) as view:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,9 @@ from .console import Report, Silent, duration
 from .data.batches import class_batches, pair_batches
 from .data.datasets import Dataset, dataset
 from .defences import DEFENCES, Batch, Step
+from .device import computing, device_named
 from .errors import Interrupted, RunError
 from .model.embedder import Embedder
-from .model.frozen import precise
 from .monitors import Images, load_images, recall_under_attack, retrieval, separability
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
@@ -63,7 +63,7 @@ def fit(
     if model is not None:
         described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm")}
         settings = replace(settings, model=replace(settings.model, weights="", **described))
-    where = _device(device)
+    where = device_named(device)
     report = report or Silent()
     model = model or build_model(settings, data)
     info = {
@@ -109,7 +109,7 @@ def resume(
         fresh = run.load() is None
         model = build_model(settings if fresh else replace(settings, model=replace(settings.model, weights="")), data)
     run.update_json(status="training")
-    _train(run, settings, model, data, _device(device), report)
+    _train(run, settings, model, data, device_named(device), report)
     return run
 
 
@@ -154,7 +154,7 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     state: dict[str, Tensor] = {}
     at = checkpoint.restore(run, model, optimiser, state) or Progress()
     run.cut_metrics(at.step)
-    precision = _precision(train.precision, device)
+    precision = computing(train.precision, device)
     finite = torch.ones((), dtype=torch.bool, device=device)
     meters = Meters(at.meters)
     begun = saved = time.monotonic()
@@ -325,31 +325,6 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 
 # Small things ----------------------------------------------------------------------------------------------
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RunError(f"no device is called {name!r}; --device takes auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise RunError(f"{name} is not supported; --device takes auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RunError("no CUDA device is available here; `anchorhold doctor` says what is; use --device cpu")
-    return device
-
-
-def _precision(name: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
-    """The context in which training and ascent compute; measurements have their own (fp32 without TF32)."""
-    if device.type != "cuda" and name == "bf16":
-        raise RunError("train.precision = bf16 needs a GPU; use auto or fp32")
-    if name == "bf16" or (name == "auto" and device.type == "cuda"):
-        return lambda: torch.autocast(device.type, torch.bfloat16)
-    if device.type != "cuda":
-        return nullcontext
-    return lambda: precise(tf32=name == "tf32")
 
 
 def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anchorhold.errors import ModelError, SettingsError
+from anchorhold.model.chunked import chunked
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.frozen import frozen
-from anchorhold.model.victim import Victim, chunked, load_model, wrap
+from anchorhold.model.named import load_model
+from anchorhold.model.victim import Victim, wrap
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

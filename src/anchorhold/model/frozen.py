@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from ..errors import ModelError
 
-__all__ = ["Embed", "embed_all", "frozen", "precise"]
+__all__ = ["Embed", "connected", "embed_all", "frozen", "precise"]
 
 Embed = Callable[[Tensor], Tensor]
 """Images in [0, 1] to embeddings, (B, C, H, W) -> (B, D): all that attack code ever sees of a model."""
@@ -52,6 +52,17 @@ def frozen(model: nn.Module) -> Iterator[Embed]:
         open_ = False
         for module, mode in modes:
             module.training = mode
+
+
+def connected(embed: Embed) -> Embed:
+    """The same, with a gradient of zero where a model cuts the graph: attacks then find nothing, and do not break."""
+
+    def run(images: Tensor) -> Tensor:
+        e = embed(images)
+        cut = images.requires_grad and torch.is_grad_enabled() and not e.requires_grad
+        return e + 0 * images.flatten(1).sum(1, keepdim=True) if cut else e
+
+    return run
 
 
 def _precisions() -> list[Any]:

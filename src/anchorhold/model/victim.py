@@ -1,37 +1,25 @@
 """Anybody's model as attack code wants it: images in [0, 1] in, one fp32 unit vector for each of them out.
 
-`wrap` adapts a module that is at hand, `load_model` finds one by what stands on the command line, and `chunked`
-makes a batch fit into memory.
+`named.load_model` finds a model by what stands on the command line; `chunked` makes a batch fit into memory.
 """
 
-import importlib
-import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import AnchorholdError, ModelError, SettingsError
+from ..errors import ModelError, SettingsError
 from ..geometry import unit as on_sphere
 from ..settings import nearest
-from .backbones import is_own
-from .embedder import Embedder, load_embedder
-from .frozen import Embed
 
-__all__ = ["Victim", "chunked", "load_model", "wrap"]
+__all__ = ["Size", "Victim", "wrap"]
 
 Size = int | Sequence[int]
 
 _KNOWN = ("embedding", "embeddings", "features", "image_embeds", "pooler_output")
-_WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 _BYTES = 8.0  # a pixel beyond this was meant as 0..255; images that were normalised already stay below 3
 
 
@@ -56,7 +44,7 @@ class Victim(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
-            raise ModelError(f"wrap takes an nn.Module and got {_kind(module)}: call it in the forward of one")
+            raise ModelError(f"wrap takes an nn.Module and got {kind_of(module)}: call it in the forward of one")
         statistics = _statistics(mean, std)
         self.module, self.output, self.unit = module, output, unit
         self.size = None if size is None else _sides(size)
@@ -104,7 +92,7 @@ class Victim(nn.Module):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
             raise ModelError(
-                f"the model fails on images of shape {tuple(x.shape)} ({_reason(error)}): "
+                f"the model fails on images of shape {tuple(x.shape)} ({reason_of(error)}): "
                 "give it the size and channels it is for, with `size` if need be"
             ) from error
 
@@ -125,7 +113,9 @@ class Victim(nn.Module):
             chosen = tensors[likely[0]]
             self._note(f"the output {likely[0]!r} is the embedding")
         if not isinstance(chosen, Tensor):
-            what = f"{_kind(out)} without a tensor" if self.output is None else f"{_kind(chosen)} at {self.output!r}"
+            what = (
+                f"{kind_of(out)} without a tensor" if self.output is None else f"{kind_of(chosen)} at {self.output!r}"
+            )
             raise ModelError(f"the model returns {what}: it has to give a tensor (B, D)")
         return chosen
 
@@ -228,15 +218,17 @@ def _chosen(out: Any, output: int | str) -> Any:
         parts = list(out) if isinstance(out, tuple | list) else []
         if -len(parts) <= output < len(parts):
             return parts[output]
-        raise ModelError(f"there is no output {output}: the model returns {_kind(out)} of {len(parts)} numbered parts")
+        raise ModelError(
+            f"there is no output {output}: the model returns {kind_of(out)} of {len(parts)} numbered parts"
+        )
     named = _named(out)
     if output in named:
         return named[output]
     hint = nearest(output, named) if named else "choose by number, or leave it out"
-    raise ModelError(f"there is no output {output!r}: the model returns {_kind(out)}; {hint}")
+    raise ModelError(f"there is no output {output!r}: the model returns {kind_of(out)}; {hint}")
 
 
-def _kind(thing: Any) -> str:
+def kind_of(thing: Any) -> str:
     name = type(thing).__name__
     return "None" if thing is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
@@ -245,212 +237,5 @@ def _by(sides: Sequence[int]) -> str:
     return "×".join(map(str, sides))
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0][:160]}"
-
-
-# ---------------------------------------------------------------- memory
-
-
-def chunked(embed: Embed, batch: int) -> Embed:
-    """The same embeddings, at most `batch` images at a time, and half as many whenever GPU memory runs out.
-
-    Gradients reach the images and nothing else, as through a frozen view. A batch that was split keeps no
-    activations: each part is embedded again when its gradient is wanted.
-
-    >>> chunked(lambda x: 2 * x.flatten(1), 2)(torch.ones(5, 1, 1, 1)).sum()
-    tensor(10.)
-    """
-    if batch < 1:
-        raise SettingsError(f"batch is {batch}: embed at least one image at a time")
-    parts = _Parts(batch)
-
-    def run(images: Tensor) -> Tensor:
-        if len(images) <= parts.limit:
-            try:
-                return embed(images)
-            except torch.OutOfMemoryError:
-                pass  # what the attempt held is free again only outside of this clause
-            parts.shrink(len(images))
-        out: Tensor = _Split.apply(images, embed, parts)
-        return out
-
-    return run
-
-
-class _Parts:
-    """How many images fit; remembered from one call to the next."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def each(self, count: int, act: Callable[[slice], Tensor]) -> Tensor:
-        """`act` on all of `count` images, part by part."""
-        done: list[Tensor] = []
-        start = 0
-        while start < count:
-            rows = slice(start, min(start + self.limit, count))
-            try:
-                done.append(act(rows))
-                start = rows.stop
-                continue
-            except torch.OutOfMemoryError:
-                pass
-            self.shrink(rows.stop - rows.start)
-        return torch.cat(done)
-
-    def shrink(self, tried: int) -> None:
-        if tried == 1:
-            raise ModelError("one image alone does not fit into GPU memory: free some, or take smaller images")
-        self.limit = tried // 2
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, embed: Embed, parts: _Parts) -> Tensor:
-        kind = images.device.type
-        ctx.save_for_backward(images)
-        ctx.embed, ctx.parts = embed, parts
-        ctx.cast = {"device_type": kind, "dtype": torch.get_autocast_dtype(kind)}
-        ctx.cast["enabled"] = torch.is_autocast_enabled(kind)
-        return parts.each(len(images), lambda rows: embed(images[rows]))
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
-        (images,) = ctx.saved_tensors
-
-        def gradient(rows: slice) -> Tensor:
-            here = images[rows].detach().requires_grad_()
-            with torch.enable_grad(), torch.autocast(**ctx.cast):
-                out = ctx.embed(here)
-            found: Tensor = torch.autograd.grad(out, here, above[rows])[0]
-            return found
-
-        return ctx.parts.each(len(images), gradient), None, None
-
-
-# ---------------------------------------------------------------- by name
-
-
-def load_model(
-    spec: str,
-    *,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    size: Size | None = None,
-    device: str | torch.device | None = None,
-) -> nn.Module:
-    """The model that a command line means, from images in [0, 1] to unit vectors.
-
-        runs/hm, model.safetensors    a run folder, or a model that Anchorhold saved
-        resnet18=FILE                 weights from a file for a backbone: pooled features without a head
-        module:function               what a function of yours returns; also looked for in the current folder
-        resnet18                      a timm name, with its pretrained weights: pooled features without a head
-
-    Models of the first kind know their mean, std and size. For a weights file ImageNet's are the default, for a
-    timm name those it was trained with, for your own module none.
-    """
-    model = _find(spec, mean, std, size)
-    return model if device is None else model.to(device)
-
-
-def _find(spec: str, mean: Sequence[float] | None, std: Sequence[float] | None, size: Size | None) -> nn.Module:
-    name, _, file = spec.partition("=")
-    path = Path(spec).expanduser()
-    if path.exists():
-        model = _saved(path)
-    elif file:
-        return Embedder(name, 0, file, mean=mean, std=std, size=size)
-    elif ":" in spec.removeprefix("timm:"):
-        model = _made(spec)
-        if not isinstance(model, Embedder | Victim):
-            return wrap(model, mean=mean, std=std, size=size)
-    else:
-        return _pretrained(spec.removeprefix("timm:"), mean, std, size)
-    if mean is not None or std is not None:
-        raise ModelError(f"{spec} has its mean and std inside: leave them out")
-    return model if size is None else wrap(model, size=size)
-
-
-def _saved(path: Path) -> nn.Module:
-    """An embedder from a run folder or file; bare weights are not one."""
-    if path.is_file():
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                ours = "anchorhold" in (file.metadata() or {})
-        except (safetensors.SafetensorError, OSError):
-            ours = path.suffix == ".safetensors"  # damaged: load_embedder has the words for it
-        if not ours:
-            raise ModelError(f"{path} holds weights only: say for which backbone, as in resnet18={path}")
-    return load_embedder(path)
-
-
-def _pretrained(name: str, mean: Sequence[float] | None, std: Sequence[float] | None, size: Size | None) -> nn.Module:
-    import timm  # a second to import
-
-    try:
-        known: Any = timm.get_pretrained_cfg(name)
-    except RuntimeError:  # NAME.TAG with a tag that NAME does not have
-        known = None
-    if not known and not is_own(name):
-        names = () if "/" in name or Path(name).suffix in _WEIGHTS else (*timm.list_models(), *timm.list_pretrained())
-        raise ModelError(
-            f"there is no model {name!r}: no such folder or file, and no such timm name; "
-            + nearest(name, names, "give a run folder, BACKBONE=FILE, module:function or a timm name")
-        )
-    if known:
-        mean, std = (known.mean, known.std) if mean is std is None else (mean, std)
-        size = size or known.input_size[-2:]
-    return Embedder(name, 0, "imagenet", mean=mean, std=std, size=size)
-
-
-@contextmanager
-def _from_here() -> Iterator[None]:
-    """The current folder first among the places where modules are looked for, as with `python -m`."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
-
-
-def _made(spec: str) -> nn.Module:
-    """What `module:function` returns, or the module that stands there."""
-    place, _, name = spec.partition(":")
-    if place.endswith(".py"):
-        place = place.removesuffix(".py").replace("/", ".")
-    with _from_here():
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name and (place == error.name or place.startswith(error.name + ".")):
-                raise ModelError(f"{spec}: there is no module {place!r}, here or installed") from None
-            raise ModelError(f"{spec}: {place} needs {error.name!r}, which is not installed") from error
-        except AnchorholdError:
-            raise
-        except Exception as error:  # it is their code
-            raise ModelError(f"{spec}: importing {place} fails ({_reason(error)})") from error
-        try:
-            function = attrgetter(name)(module)
-        except AttributeError:
-            names = [each for each, thing in vars(module).items() if callable(thing) and not each.startswith("_")]
-            raise ModelError(f"{spec}: {place} has no {name!r}; {nearest(name, names)}") from None
-        if isinstance(function, nn.Module):
-            return function
-        if not callable(function):
-            raise ModelError(f"{spec} is {_kind(function)}: name a function that returns an nn.Module")
-        try:
-            model = function()
-        except AnchorholdError:
-            raise
-        except Exception as error:
-            raise ModelError(f"{spec} fails ({_reason(error)})") from error
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{spec} returns {_kind(model)}: it has to return an nn.Module")
-    return model

@@ -1,0 +1,42 @@
+"""Where a run computes, and how precisely."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from .errors import RunError
+from .model.frozen import precise
+
+__all__ = ["computing", "device_named"]
+
+
+def device_named(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N; auto is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"no device is called {name!r}; --device takes auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise RunError(f"{name} is not supported; --device takes auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise RunError("no CUDA device is available here; `anchorhold doctor` says what is; use --device cpu")
+    return device
+
+
+def computing(name: str, device: torch.device) -> Callable[[], AbstractContextManager[object]]:
+    """The context in which training and ascent compute; measurements have their own (fp32 without TF32).
+
+    auto is bf16 on a GPU and fp32 elsewhere.
+    """
+    if name not in ("auto", "fp32", "tf32", "bf16"):
+        raise RunError(f"no precision is called {name!r}; there are auto, fp32, tf32 and bf16")
+    if device.type != "cuda" and name == "bf16":
+        raise RunError("precision bf16 needs a GPU; use auto or fp32")
+    if device.type != "cuda":
+        return nullcontext
+    if name in ("auto", "bf16"):
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    return lambda: precise(tf32=name == "tf32")
