@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import __version__
+from . import __version__, checks
 from .attacks import Goal, Scene, fgsm, goal_named
 from .console import Report, Silent, duration
 from .device import computing, device_named
@@ -35,7 +35,7 @@ from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .record import provenance
-from .scores import interval, resampled_means
+from .scores import Interval, interval, resampled_means
 from .settings import check
 from .shards import Shards
 from .sweep import AttackRun, sweep
@@ -106,6 +106,31 @@ class Evidence:
         return pixels, self.ids[places]
 
 
+def flags_of(evidence: Evidence) -> list[checks.Flag]:
+    """What `checks` finds on some of the attacked queries, with the budget of the audit."""
+    images, ids = evidence.images()
+    settings, last = evidence.settings, list(evidence.audit.protocols.values())[-1]
+    known = {name: score for name, score in (("ERS", last.ers), ("ARS", last.ars.get("measured"))) if score is not None}
+    spans = {
+        name: Interval(score.low, score.high, 0.95, settings.resamples)
+        for name, score in known.items()
+        if score.low is not None and score.high is not None
+    }
+    values = {name: score.value for name, score in known.items()}
+    with evidence.precision():
+        return checks.examine(
+            evidence.embed,
+            images,
+            evidence.scene,
+            ids,
+            settings.ball,
+            settings.budget,
+            evidence.key("flags"),
+            intervals=spans,
+            measured=values,
+        )
+
+
 def audit(
     model: nn.Module,
     data: Data,
@@ -126,7 +151,7 @@ def audit(
     crop: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
     resamples: int = 1000,
-    examine: Callable[[Evidence], Sequence[Flag]] | None = None,
+    examine: Callable[[Evidence], Sequence[Flag]] | None = flags_of,
     report: Report | None = None,
 ) -> Audit:
     """How robust `model` is on `data`: clean metrics, attacks in both protocols, ERS and ARS with intervals.
@@ -134,7 +159,8 @@ def audit(
     `data` is a data set (its test split), a split, a folder of class folders, (images, labels), or
     {"query": …, "gallery": …}. `limit` images are attacked, a seeded sample over all classes (0: all); the gallery
     stays whole. `attacks` are names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. With
-    `out` the audit is resumed where it was stopped, and saved there. `examine` looks for flags at the end.
+    `out` the audit is resumed where it was stopped, and saved there. `examine` looks for flags
+    at the end; None leaves that out.
     """
     one = (protocols,) if isinstance(protocols, str) else protocols
     chosen: dict[str, dict[str, Any]] = {
@@ -176,7 +202,7 @@ def _audit(
     report: Report,
 ) -> Audit:
     begun, key = time.monotonic(), Key.of(settings.seed)("audit")
-    embed = connected(chunked(view, settings.batch))
+    embed = chunked(connected(view), settings.batch)
     scene = material.scene(*_embedded(embed, material, settings.batch))
     clean, clean_rows = _clean(scene, key, settings.resamples)
     attacked = {
