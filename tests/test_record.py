@@ -12,7 +12,9 @@ from anchorhold.record import Run, atomic, provenance
 
 
 def test_a_run_folder_is_not_overwritten_unasked(tmp_path: Path) -> None:
-    Run.create(tmp_path, {"status": "training"})
+    run = Run.create(tmp_path, {"status": "training"})
+    Run.create(tmp_path, {"status": "training"})  # nothing was saved yet, so nothing is lost
+    run.save({"w": torch.ones(1)}, {"step": 0})
     with pytest.raises(RunError, match="anchorhold resume"):
         Run.create(tmp_path, {})
     Run.create(tmp_path, {"status": "new"}, replace=True)
@@ -29,6 +31,7 @@ def test_checkpoints_come_back_and_the_one_before_is_kept(tmp_path: Path) -> Non
     last = tmp_path / "last.safetensors"
     last.write_bytes(last.read_bytes()[:-3])
     assert (run.load() or ({}, {}))[1] == {"step": 1}  # a truncated one falls back to the one before
+    assert "last.safetensors cannot be read" in run.broken  # and that is said
     (tmp_path / "previous.safetensors").write_bytes(b"no")
     with pytest.raises(RunError, match=r"no checkpoint in .* can be read"):
         run.load()
@@ -64,14 +67,15 @@ def test_atomic_leaves_the_old_file_when_the_block_fails(tmp_path: Path) -> None
 
 def test_metrics_survive_a_torn_line_and_are_cut_back(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {})
-    for step in (1, 2, 3):
-        run.append({"step": step})
+    for epoch in (1, 2, 3):
+        run.append({"epoch": epoch, "odd": float("nan")})
     with open(tmp_path / "metrics.jsonl", "a") as file:
-        file.write('{"step": 4, "lo')
-    assert [row["step"] for row in run.metrics()] == [1, 2, 3]
+        file.write('{"epoch": 4, "lo')
+    assert [row["epoch"] for row in run.metrics()] == [1, 2, 3]
     run.cut_metrics(2)
-    run.append({"step": 3, "again": True})
-    assert run.metrics() == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
+    run.append({"epoch": 3, "again": True})
+    assert run.metrics() == [{"epoch": 1, "odd": None}, {"epoch": 2, "odd": None}, {"epoch": 3, "again": True}]
+    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:
@@ -79,6 +83,9 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         Run(tmp_path).read_json()
     (tmp_path / "run.json").write_text('{"schema": "other/9"}')
     with pytest.raises(RunError, match="schema 'other/9'"):
+        Run(tmp_path).read_json()
+    (tmp_path / "run.json").write_text("[]")
+    with pytest.raises(RunError, match="schema None"):
         Run(tmp_path).read_json()
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunError, match="cannot read"):

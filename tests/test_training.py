@@ -24,6 +24,7 @@ TINY: dict[str, Any] = {
     "train": {"epochs": 2, "evaluate_every": 1, "checkpoint_seconds": 0, "collapse_warmup": 9},
     "batch": {"pairs": 32},
     "model": {"dim": 16},
+    "data": {"crop": 6, "flip": True},  # so that augmentation counts too
 }
 
 
@@ -83,13 +84,14 @@ def test_a_run_folder_holds_everything(digits: ah.Dataset, tmp_path: Path) -> No
     from anchorhold.metrics import evaluate
     from anchorhold.model.frozen import embed_all, frozen
 
+    assert not model.training
     with frozen(model) as embed:
-        e = embed_all(embed, [digits.test.images.permute(0, 3, 1, 2) / 255])
+        e = embed_all(embed, [digits.test.images[:, 1:7, 1:7].permute(0, 3, 1, 2) / 255])
     assert 100 * evaluate(e, digits.test.labels).r1 == pytest.approx(rows[-1]["r1"])
 
 
 def test_training_learns(digits: ah.Dataset, tmp_path: Path) -> None:
-    run = fit(digits, tmp_path / "run", "natural", train={"epochs": 4})
+    run = fit(digits, tmp_path / "run", "natural", train={"epochs": 4}, data={"crop": 0, "flip": False})
     rows = run.metrics()
     assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["r1"] > 75
 
@@ -104,19 +106,78 @@ def test_the_seed_decides_and_nothing_else(digits: ah.Dataset, tmp_path: Path) -
     assert not same(tmp_path / "a", tmp_path / "c")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimiser": {"weight_decay": 0.1}},
+        {"batch": {"mining_pairs": 4}},
+        {"data": {"flip": False}},
+        {"data": {"crop": 7}},
+        {"defence": {"destination": "semihard"}},
+    ],
+    ids=str,
+)
+def test_every_setting_reaches_the_training(digits: ah.Dataset, tmp_path: Path, change: dict[str, Any]) -> None:
+    fit(digits, tmp_path / "a", train={"epochs": 1})
+    fit(digits, tmp_path / "b", **{"train": {"epochs": 1}, **change})
+    assert not same(tmp_path / "a", tmp_path / "b")
+
+
+def test_augmentation_differs_between_epochs_and_batches(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def looking(step: Step, settings: Any) -> Any:
+        seen.append(step.batch.images.flatten(1).mean(1)[torch.argsort(step.batch.ids)])
+        yield from natural(step, settings)
+
+    natural = DEFENCES["natural"].run
+    monkeypatch.setitem(DEFENCES, "natural", Defence(looking, NaturalSettings))
+    fixed = torch.argsort(digits.train.labels, stable=True)[:64]  # in pair order
+    monkeypatch.setattr("anchorhold.training._plan", lambda images, settings, key: [fixed, fixed])
+    fit(digits, tmp_path / "run", "natural")
+    assert len(seen) == 4
+    assert not any(torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+
+
 def test_class_batches(digits: ah.Dataset, tmp_path: Path) -> None:
     run = fit(digits, tmp_path / "run", batch={"kind": "classes", "classes": 5, "instances": 8}, train={"epochs": 1})
     assert run.metrics()[-1]["step"] == 901 // 40
 
 
 def test_a_model_of_your_own(digits: ah.Dataset, tmp_path: Path) -> None:
-    model = ah.Embedder("mlp", dim=8, channels=1, size=8)
+    model = ah.Embedder("mlp", dim=8, channels=1, size=6)
     before = model.head.weight.clone()
     run = ah.fit(model, digits, "natural", tmp_path / "run", overrides=with_(train={"epochs": 1}), device="cpu")
     assert run.read_json()["settings"]["model"]["backbone"] == "mlp"
     assert not torch.equal(before, model.head.weight)
     with pytest.raises(RunError, match="anchorhold resume"):
         ah.fit(model, digits, "natural", tmp_path / "run", device="cpu")
+
+
+def test_a_model_of_your_own_is_resumed_from_its_folder_alone(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaking(step: Step, settings: Any) -> Any:
+        raise ConnectionError
+        yield
+
+    model = ah.Embedder("mlp", dim=8, channels=1, size=6, seed=9, mean=[0.3], std=[0.5])
+    still = with_(train={"epochs": 1, "checkpoint_seconds": 99}, optimiser={"lr": 1e-30})
+    natural = DEFENCES["natural"]
+    monkeypatch.setitem(DEFENCES, "natural", Defence(breaking, NaturalSettings))
+    with pytest.raises(ConnectionError):
+        ah.fit(model, digits, "natural", tmp_path / "run", overrides=still, device="cpu")
+    monkeypatch.setitem(DEFENCES, "natural", natural)
+    ah.resume(tmp_path / "run", device="cpu")
+    found = ah.load(tmp_path / "run")
+    assert found.config == model.config and torch.equal(found.head.weight, model.head.weight)
+    for name in ("last", "previous"):
+        (tmp_path / "run" / f"{name}.safetensors").unlink()
+    _run(tmp_path / "run").update_json(status="training")
+    with pytest.raises(RunError, match="made by hand"):
+        ah.resume(tmp_path / "run", device="cpu")
 
 
 # Resume -----------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import torch
 
 from .console import Report
 from .data.datasets import dataset
+from .errors import RunError
 from .model.embedder import load_embedder
 from .monitors import load_images, recall_under_attack, retrieval
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
-from .record import atomic, provenance
+from .record import Run, atomic, provenance
 from .settings import settings_from
 from .training import fit
 
@@ -58,6 +59,8 @@ def _demo(out: Path, seed: int, report: Report, overrides: Mapping[str, Any], qu
         changes = {**overrides, "data": {"name": "digits"}}
         changes["train"] = {**changes.get("train", {}), "seed": seed}
         settings = settings_from(recipe, changes)
+        if (out / name / "run.json").exists() and Run(out / name).read_json()["data"]["name"] != "digits":
+            raise RunError(f"{out / name} holds a run that is not the demonstration's; choose another --out")
         report.say(f"training the {name} model (recipe {recipe}, {settings.train.epochs} epochs)")
         run = fit(None, digits, settings=settings, out=out / name, device="cpu", report=report, replace_run=True)
         model = load_embedder(run.path)

@@ -10,6 +10,7 @@ Files are written under a temporary name, flushed to the disk and renamed. No pi
 
 import errno
 import json
+import math
 import os
 import platform
 import subprocess
@@ -27,17 +28,25 @@ from .errors import RunError
 __all__ = ["SCHEMA", "Run", "atomic", "provenance"]
 
 SCHEMA = "anchorhold.run/1"
+_UMASK = os.umask(0)
+os.umask(_UMASK)  # it can only be read by setting it
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` when the block ends well, and vanishes when it does not."""
+def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
+    """A temporary path that becomes `path` when the block ends well, and vanishes when it does not.
+
+    What stood at `path` is lost, or becomes `before`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_UMASK)  # safetensors makes files that nobody else may read
+        if before is not None and path.exists():
+            os.replace(path, before)
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
@@ -57,12 +66,14 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.broken = ""  # what `load` had to pass over
 
     @classmethod
     def create(cls, path: str | Path, info: Mapping[str, Any], *, replace: bool = False) -> "Run":
         """A new run folder; one that holds a run already is refused unless it may be replaced."""
         run = cls(path)
-        if (run.path / "run.json").exists() and not replace:
+        # A run that never came to a checkpoint has nothing to lose.
+        if not replace and any((run.path / f"{name}.safetensors").exists() for name in ("last", "previous", "model")):
             raise RunError(
                 f"{run.path} holds a run already; `anchorhold resume {run.path}` goes on with it, "
                 "or choose another --out"
@@ -81,7 +92,9 @@ class Run:
 
     def write_json(self, info: Mapping[str, Any]) -> None:
         with atomic(self.path / "run.json") as temporary:
-            temporary.write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            temporary.write_text(
+                json.dumps(_plain(info), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+            )
 
     def read_json(self) -> dict[str, Any]:
         try:
@@ -90,8 +103,9 @@ class Run:
             raise RunError(f"{self.path} is not a run folder: it has no run.json") from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.path / 'run.json'}: {error}") from None
-        if info.get("schema") != SCHEMA:
-            raise RunError(f"{self.path / 'run.json'} has schema {info.get('schema')!r}; this version reads {SCHEMA}")
+        schema = info.get("schema") if isinstance(info, dict) else None
+        if schema != SCHEMA:
+            raise RunError(f"{self.path / 'run.json'} has schema {schema!r}; this version reads {SCHEMA}")
         return info
 
     def update_json(self, **fields: Any) -> None:
@@ -102,7 +116,7 @@ class Run:
     def append(self, row: Mapping[str, Any]) -> None:
         try:
             with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(_plain(row), allow_nan=False) + "\n")
         except OSError as error:
             raise RunError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from None
 
@@ -117,9 +131,9 @@ class Run:
                     break
         return rows
 
-    def cut_metrics(self, step: int) -> None:
-        """Forget lines written after the checkpoint at `step`: they will be written again."""
-        rows = [row for row in self.metrics() if row["step"] <= step]
+    def cut_metrics(self, epoch: int) -> None:
+        """Forget lines of epochs after `epoch`, the last that the checkpoint has behind it: they come again."""
+        rows = [row for row in self.metrics() if row["epoch"] <= epoch]
         with atomic(self.path / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
@@ -130,18 +144,21 @@ class Run:
         from safetensors.torch import save_file
 
         last = self.path / "last.safetensors"
-        with atomic(last) as temporary:
+        with atomic(last, before=self.path / "previous.safetensors") as temporary:
             # clone: safetensors refuses tensors that share memory or are not dense
             save_file(
                 {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()},
                 temporary,
                 metadata={"state": json.dumps(state)},
             )
-            if last.exists():
-                os.replace(last, self.path / "previous.safetensors")
+
+    def tidy(self) -> None:
+        """Remove what a killed process left half written."""
+        for part in self.path.glob(".*.part"):
+            part.unlink(missing_ok=True)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The last checkpoint that can be read, or None before the first."""
+        """The last checkpoint that can be read, or None before the first; `broken` says what could not be."""
         from safetensors import safe_open
 
         broken = []
@@ -155,9 +172,19 @@ class Run:
                     return {key: file.get_tensor(key) for key in file.keys()}, state  # noqa: SIM118
             except Exception as error:  # safetensors raises its own kinds for truncated files
                 broken.append(f"{name} ({error})")
+                self.broken = f"{path} cannot be read ({error}); going on from the checkpoint before it"
         if broken:
             raise RunError(f"no checkpoint in {self.path} can be read: {'; '.join(broken)}; train anew")
         return None
+
+
+def _plain(value: Any) -> Any:
+    """The same for JSON, which has no NaN and no infinity: null stands for both."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def provenance(device: torch.device) -> dict[str, Any]:

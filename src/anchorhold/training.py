@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ def fit(
     """
     if settings is None:
         settings = settings_from(recipe, _with_data(overrides or {}, data))
+    given = model is not None
     if model is not None:
         described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm")}
         settings = replace(settings, model=replace(settings.model, weights="", **described))
@@ -75,10 +77,14 @@ def fit(
             "test": data.test.fingerprint(),
             "images": [len(data.train), len(data.test)],
         },
-        "model": {"config": model.config, "weights": asdict(model.weights_report) if model.weights_report else None},
+        "model": {
+            "config": model.config,
+            "weights": asdict(model.weights_report) if model.weights_report else None,
+            "given": given,  # by the caller: the settings alone cannot make it again
+        },
         "status": "training",
     }
-    out = out or Path("runs") / f"{data.name}-{settings.recipe or 'run'}-{settings.train.seed}"
+    out = out or Path("runs") / f"{data.name}-{Path(settings.recipe or 'run').stem}-{settings.train.seed}"
     run = Run.create(out, info, replace=replace_run)
     _train(run, settings, model, data, where, report)
     return run
@@ -89,10 +95,14 @@ def resume(
     *,
     model: Embedder | None = None,
     data: Dataset | None = None,
+    root: str | Path | None = None,
     device: str = "auto",
     report: Report | None = None,
 ) -> Run:
-    """Go on with a run where its last checkpoint stands; `model` and `data` only where they were your own."""
+    """Go on with a run where its last checkpoint stands.
+
+    `root` is where the images lie if they have moved; `data` and `model` are for what was made by hand.
+    """
     run = Run(out)
     info = run.read_json()
     report = report or Silent()
@@ -100,14 +110,15 @@ def resume(
         report.say(f"{run.path} is complete already")
         return run
     settings = _settings.build(info["settings"])
-    data = data or dataset(settings.data.name, settings.data.root or None, seed=settings.train.seed)
+    data = data or dataset(settings.data.name, root or settings.data.root or None)
     seen = {"train": data.train.fingerprint(), "test": data.test.fingerprint()}
     if any(info["data"][split] != mark for split, mark in seen.items()):
-        raise RunError(f"the data of {run.path} have changed since it began; train anew with another --out")
-    if model is None:
-        # The checkpoint holds every weight, so the initial weights are not needed, unless there is none yet.
-        fresh = run.load() is None
-        model = build_model(settings if fresh else replace(settings, model=replace(settings.model, weights="")), data)
+        raise RunError(f"the data of {run.path} have changed since it began; give the same, or train anew elsewhere")
+    if model is None and run.load() is not None:
+        model = Embedder(**info["model"]["config"])  # the checkpoint holds every weight
+    if model is None and info["model"]["given"]:
+        raise RunError(f"{run.path} has no checkpoint yet and its model was made by hand: give it, or train anew")
+    model = model or build_model(settings, data)
     run.update_json(status="training")
     _train(run, settings, model, data, device_named(device), report)
     return run
@@ -152,8 +163,12 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     )
     defence = DEFENCES[to_dict(settings)["defence"]["name"]]
     state: dict[str, Tensor] = {}
-    at = checkpoint.restore(run, model, optimiser, state) or Progress()
-    run.cut_metrics(at.step)
+    run.tidy()
+    restored = checkpoint.restore(run, model, optimiser, state)
+    if run.broken:
+        report.say(run.broken)
+    at = restored or Progress()
+    run.cut_metrics(at.epoch)
     precision = computing(train.precision, device)
     finite = torch.ones((), dtype=torch.bool, device=device)
     meters = Meters(at.meters)
@@ -166,6 +181,8 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
         checkpoint.save(run, model, optimiser, state, at)
         saved = time.monotonic()
 
+    if restored is None:
+        save()  # so that a run can always be resumed from its folder alone
     total = train.epochs * len(_plan(images, settings, key("batches", 0)))
     first = at.step
     with _stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
@@ -204,7 +221,9 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                 if stopping():
                     save()
                     run.update_json(status="interrupted")
-                    raise Interrupted(f"stopped and saved at step {at.step}; to go on: anchorhold resume {run.path}")
+                    raise Interrupted(
+                        f"stopped and saved at step {at.step}; to go on: anchorhold resume {quote(str(run.path))}"
+                    )
                 if time.monotonic() - saved >= train.checkpoint_seconds and at.index < len(plan):
                     _check_finite(run, bool(finite), at, report)
                     save()
@@ -217,7 +236,7 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             }
             at.epoch, at.index = at.epoch + 1, 0
             if at.epoch % max(train.evaluate_every, 1) == 0 or at.epoch == train.epochs:
-                row |= _look(model, test, settings, key("look", at.epoch), precision)
+                row |= _look(model, test, settings, key("look"), precision)
             meters.reset()
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
             run.append(row)
@@ -266,7 +285,9 @@ def _summary(row: Mapping[str, Any]) -> str:
         "r1_attacked": "attacked {:.1f}",
         "separability": "sep. {:.2f}",
     }
-    return ", ".join([f"epoch {row['epoch']}", *(text.format(row[k]) for k, text in words.items() if k in row)])
+    return ", ".join(
+        [f"epoch {row['epoch']}", *(text.format(row[k]) for k, text in words.items() if row.get(k) is not None)]
+    )
 
 
 # When to stop ----------------------------------------------------------------------------------------------

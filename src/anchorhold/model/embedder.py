@@ -136,12 +136,12 @@ def save(model: Embedder, path: str | Path) -> Path:
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
     with atomic(path) as temporary:
-        safetensors.torch.save_file(tensors, temporary, {_METADATA: about, "format": "pt"})
+        safetensors.torch.save_file(tensors, temporary, {_METADATA: about})
     return path
 
 
 def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embedder:
-    """The embedder that `save` wrote, from the file or from the run folder that holds it."""
+    """The embedder that `save` wrote, from the file or from the run folder that holds it, in eval mode."""
     path = Path(path)
     if path.is_dir():
         path = path / _EXPORT
@@ -165,7 +165,7 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
         raise ModelError(
             f"{path} does not fit this version of Anchorhold ({reason}): use the version that saved it"
         ) from None
-    return model.to(device)
+    return model.to(device).eval()
 
 
 def _per_channel(what: str, given: Sequence[float] | None, usual: Sequence[float], channels: int) -> list[float]:
