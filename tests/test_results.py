@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import anchorhold
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "results.md").read_text()
 ROWS = re.findall(r"^\| \[[^\]]*\]\(\.\./(results/[^)]*/run\.json)\)[^|]*\|(.*)\|$", PAGE, re.M)
@@ -33,6 +35,31 @@ def test_the_digits_table_repeats_the_demos() -> None:
             values = [result[name]["clean"], *result[name]["attacked"]]
             row = " | ".join([str(result["seed"]), name, *(f"{value:.1f}" for value in values)])
             assert f"| {row} |" in PAGE
+
+
+AUDITS = re.findall(r"^\| \[[^\]]*\]\(\.\./(results/[^)]*/audit\.json)\) \| (\w+) \| (.*) \|$", PAGE, re.M)
+
+
+def test_there_are_audits() -> None:
+    assert len(AUDITS) >= 4
+
+
+@pytest.mark.parametrize(("path", "protocol", "cells"), AUDITS, ids=[f"{path}-{name}" for path, name, _ in AUDITS])
+def test_an_audit_row_repeats_its_audit(path: str, protocol: str, cells: str) -> None:
+    found = json.loads((ROOT / path).read_text())
+    outcome = found["protocols"][protocol]
+    queries, *columns, ers, ars = cells.split(" | ")
+    names = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES:D", "ES:R", "LTM", "GTM", "GTT"]
+    assert found["commit"] and "dirty" not in found["commit"]
+    assert int(queries.replace(",", "")) == found["data"]["attacked"][0]
+    shown = {name: float(cell) for name, cell in zip(names, columns, strict=True)}
+    for name, value in shown.items():
+        assert value == pytest.approx(outcome["columns"][name]["value"], abs=5e-4 if name in ("TMA", "ES:D") else 0.05)
+    score = outcome["ers"]
+    assert ers == f"{score['value']:.1f} ({score['low']:.1f} to {score['high']:.1f})"
+    assert ars == f"{outcome['ars']['measured']['value']:.1f}"
+    values = {name: outcome["columns"][name]["value"] for name in names}
+    assert anchorhold.ers(values) == pytest.approx(score["value"])
 
 
 def test_no_result_names_a_path_of_a_machine() -> None:
