@@ -11,7 +11,7 @@ import pytest
 from tests import conformance, reference
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "spec" / "oracle.json"
-COVERED = [name for name, check in conformance.SECTIONS.items() if check is not None]
+COVERED = list(conformance.SECTIONS)
 SMALL = ["metrics", "losses", "miners", "attack_losses", "selectors"]
 INPUTS = {"dist", "gallery_labels", "query_index", "query_label", "a", "p", "n", "embeddings", "labels"}
 INPUTS |= {"gallery", "q", "targets", "other", "target", "top1", "query_idx"}
@@ -91,6 +91,17 @@ def test_every_shifted_output_of_the_shared_oracle_is_noticed(section: str) -> N
     oracle = {section: shared_oracle()[section]}
     for path in outputs(oracle[section]):
         assert failing(shifted(oracle, (section, *path))) == {section}, path
+
+
+def test_shifted_outputs_of_training_attacks_are_noticed() -> None:
+    whole = shared_oracle()
+    oracle = {"inner_pgd": whole["inner_pgd"], "pgd_attacks": whole["pgd_attacks"]}
+    for name in whole["inner_pgd"]:
+        paths = [path for path in outputs(whole["inner_pgd"]) if path[0] == name]
+        for path in paths[:: max(len(paths) // 3, 1)]:
+            changed = shifted(oracle, ("inner_pgd", *path))
+            off = {case for case, away, limit in conformance.check_inner_pgd(changed) if not away <= limit}
+            assert off, path
 
 
 def test_shifted_outputs_of_whole_attacks_are_noticed() -> None:

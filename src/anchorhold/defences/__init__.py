@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .act import ActSettings, anti_collapse
 from .hardness import HardnessSettings, hardness_manipulation
 from .natural import NaturalSettings, natural
 from .step import Batch, Step
@@ -28,4 +29,5 @@ class Defence:
 DEFENCES = {
     "natural": Defence(natural, NaturalSettings),
     "hardness": Defence(hardness_manipulation, HardnessSettings),
+    "act": Defence(anti_collapse, ActSettings),
 }

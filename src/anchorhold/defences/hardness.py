@@ -80,7 +80,7 @@ def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Te
         triplets = torch.stack([source.anchor, source.positive, source.negative], dim=1)
         before = hardness(*clean[triplets].unbind(1))
         units = step.batch.images[triplets]
-        # A destination from the source's own sampler means the same triplets: nothing to raise (decision 3).
+        # A destination from the source's own sampler means the same triplets: nothing to raise.
         if settings.destination != settings.source:
             goal = raise_hardness(_destination(step, settings, clean, before))
             budget = Budget(settings.steps, settings.alpha)

@@ -1,0 +1,45 @@
+"""Anti-collapse triplets: the pair moves together, the anchor stays."""
+
+import pytest
+import torch
+
+from anchorhold.defences.act import ActSettings, anti_collapse, collapse_pair
+from anchorhold.defences.natural import NaturalSettings, natural
+from anchorhold.errors import SettingsError
+from anchorhold.geometry import euclidean
+from anchorhold.perturb.ascend import Budget, ascend
+from anchorhold.perturb.ball import Ball
+from tests.analytic import tanh_embedder
+from tests.defences.test_hardness import KEY, make_step, train
+
+
+def test_the_pair_moves_together_and_never_leaves_early() -> None:
+    embed, pairs = tanh_embedder(9), KEY("pairs").uniform(torch.arange(6), (2, 1, 3, 3))
+    found = ascend(embed, pairs, collapse_pair(), Ball(0.1), Budget(8, 0.02))
+    before, after = (euclidean(embed(x[:, 0]), embed(x[:, 1])) for x in (pairs, found.images))
+    assert (after < before).all() and found.image_steps == 8 * 12
+
+
+def test_without_steps_it_is_natural_training() -> None:
+    step = make_step()
+    plain = train(step, natural(step, NaturalSettings("softhard")))
+    still = train(step, anti_collapse(step, ActSettings("softhard", steps=0)))
+    assert torch.allclose(plain[0], still[0], atol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain[1], still[1]))
+
+
+def test_the_anchor_stays_clean_and_the_loss_rises() -> None:
+    step = make_step()
+    seen: list[torch.Tensor] = []
+    embed = step.embed
+    step.embed = lambda images: seen.append(images) or embed(images)  # type: ignore[func-returns-value, method-assign]
+    loss, _ = train(step, anti_collapse(step, ActSettings(eps=0.2, alpha=0.05, steps=6)))
+    clean, _ = train(step, anti_collapse(step, ActSettings(steps=0)))
+    assert torch.equal(seen[0].unflatten(0, (-1, 3))[:, 0], step.batch.images[0::2])
+    assert not torch.equal(seen[0], seen[1]) and loss != clean
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for wrong in ({"sampler": "randon"}, {"margin": -1.0}, {"window": 0.0}, {"eps": -0.1}):
+        with pytest.raises(SettingsError):
+            ActSettings(**wrong)  # type: ignore[arg-type]
