@@ -1,7 +1,7 @@
 """The slow truth: every definition once more in plain Python loops, to compare the fast code with.
 
 Nothing here uses torch or the package: numbers are floats, batches are lists, and each function is written
-from the definition (spec/protocol.md 2, 3, 4.1, 4.2 and 4.4), so that an error in the fast code has no twin here.
+from the definition, so that an error in the fast code has no twin here.
 """
 
 import math
@@ -175,7 +175,7 @@ def nearest_other(distances: Vector, labels: Sequence[int], label: int) -> int:
 
 
 def as_coded(distances: Vector, labels: Sequence[int], own: int, matching: bool = False) -> int:
-    """RobRank's slip (protocol 4.4 a): judged by the neighbour's label, and counted inside the list of those."""
+    """RobRank's slip: judged by the neighbour's label, and counted inside the list of those."""
     neighbour = ordered(distances, own)[0]
     chosen = [i for i in range(len(labels)) if (labels[i] == labels[neighbour]) == matching]
     return min(range(len(chosen)), key=lambda k: (math.inf if chosen[k] == own else distances[chosen[k]], k))

@@ -1,6 +1,7 @@
 """The command line, in process: what it prints, what it writes, and one clear line for every mistake."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
 
 def test_train_then_resume(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, out, err = run(capsys, monkeypatch, "train", "digits", "--recipe", "natural", *QUICK, "--out", "runs/a")
-    assert code == 0 and "run folder: runs/a" in out and "R@1" in out
+    assert code == 0 and "run folder: runs/a" in out and "R@1" in out and "after 1 epoch\n" in out
     assert "training: 15 of 15" in err  # plain lines where there is no terminal
     assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "done"
     code, out, err = run(capsys, monkeypatch, "resume", "runs/a")
@@ -75,6 +76,13 @@ def test_a_folder_of_photographs(capsys: Any, monkeypatch: pytest.MonkeyPatch, t
         (["train", "dgits"], "did you mean digits?"),
         (["train", "cub"], "--root"),
         (["train", "cub", "--root", "nowhere"], "nowhere"),
+        (["train", "cub", "--set", "data.root=nowhere"], "nowhere"),
+        (["train", "digits", "--set", "data.name=cub"], "two data sets: digits and --set data.name=cub"),
+        (["train", ".", "--root", "nowhere"], ". is a folder already"),
+        (["train", ".", "--set", "data.root=nowhere"], ". is a folder already"),
+        (["train", "digits", "--set", "data=3"], "data is a section"),
+        (["train", "digits", "--set", "train=3", "--epochs", "1"], "train is a section"),
+        (["train", "digits", "--epochs", "0"], "train.epochs must be at least 1"),
         (["train", "digits", "--recipe", "hm-lgaa"], "did you mean hm-lga?"),
         (["train", "digits", "--set", "defence.stps=3"], "did you mean defence.steps?"),
         (["train", "digits", "--set", "nonsense"], "--set wants key=value"),
@@ -94,18 +102,57 @@ def test_mistakes_are_one_line_and_exit_two(
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err
 
 
-def test_debug_shows_the_traceback(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", ["--debug resume nowhere", "resume nowhere --debug", "resume nowhere"])
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
     from anchorhold.errors import RunError
 
-    monkeypatch.setattr(sys, "argv", ["anchorhold", "--debug", "resume", "nowhere"])
+    if "--debug" not in arguments:
+        monkeypatch.setenv("ANCHORHOLD_DEBUG", "1")
+    before = dict(os.environ)
+    monkeypatch.setattr(sys, "argv", ["anchorhold", *arguments.split()])
     with pytest.raises(RunError):
         cli.main()
-    monkeypatch.delenv("ANCHORHOLD_DEBUG")
+    assert dict(os.environ) == before
+
+
+def test_debug_is_in_the_help_with_its_variable(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "ANCHORHOLD_DEBUG" in run(capsys, monkeypatch, "--help")[1]
+
+
+def test_a_recipe_may_say_where_the_data_lie(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("extends = 'natural'\n[data]\nroot = 'over-there'\n")
+    code, _, err = run(capsys, monkeypatch, "train", "cub", "--recipe", "r.toml")
+    assert code == 2 and "over-there" in err
+    code, _, err = run(capsys, monkeypatch, "train", "cub", "--recipe", "r.toml", "--root", "here")
+    assert code == 2 and "over-there" not in err and "here" in err
+
+
+def test_resume_is_told_where_the_data_lie_now(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from anchorhold import training
+    from anchorhold.errors import RunError
+
+    def resume(out: Path, **options: Any) -> None:
+        raise RunError(f"{out} {options['root']}")
+
+    monkeypatch.setattr(training, "resume", resume)
+    assert run(capsys, monkeypatch, "resume", "runs/a", "--root", "moved")[2] == "error: runs/a moved\n"
+
+
+def test_ctrl_c_is_one_word(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anchorhold import doctor
+    from anchorhold.errors import Interrupted
+
+    def stop(error: BaseException) -> Any:
+        raise error
+
+    for error, word in ((KeyboardInterrupt(), "stopped\n"), (Interrupted("saved"), "saved\n")):
+        monkeypatch.setattr(doctor, "findings", lambda error=error: stop(error))
+        assert run(capsys, monkeypatch, "doctor") == (130, "", word)
 
 
 def test_recipes_and_doctor(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run(capsys, monkeypatch, "recipes")
-    assert code == 0 and "hm-lga " in out and "base" not in out
+    assert code == 0 and "hm-lga " in out and "base " not in out
     code, out, _ = run(capsys, monkeypatch, "recipes", "show", "hm-lga")
     assert code == 0 and 'destination = "lga"' in out
     code, out, _ = run(capsys, monkeypatch, "doctor")

@@ -146,6 +146,17 @@ def test_bad_input_is_named() -> None:
         geometry.ranks(points(5), points(5), torch.zeros(4, dtype=torch.long))
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("side", ["query", "gallery"])
+def test_what_is_not_finite_has_no_order(side: str, bad: float) -> None:
+    sides = {"query": points(5), "gallery": points(5)}
+    sides[side][3, 2] = bad
+    with pytest.raises(DataError, match=f"embeddings are not finite: {side} has"):
+        geometry.retrieve(**sides, k=1)
+    with pytest.raises(DataError, match=f"embeddings are not finite: {side} has"):
+        geometry.ranks(**sides, targets=torch.zeros(5, dtype=torch.long))
+
+
 # Ranks
 
 

@@ -1,12 +1,18 @@
 """Recipes, overrides, and errors that name the nearest right key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anchorhold.defences.hardness import HardnessSettings
 from anchorhold.errors import SettingsError
 from anchorhold.settings import (
+    BatchSettings,
+    DataSettings,
+    ModelSettings,
+    OptimiserSettings,
+    TrainSettings,
     build,
     parse_assignments,
     recipe_names,
@@ -71,7 +77,12 @@ def test_values_take_the_type_of_their_key() -> None:
         (["defence.destination=3"], r"\[-2, 2\]"),
         (["defence.destination=lgaa"], "did you mean lga"),
         (["defence.name=hardnes"], "did you mean hardness"),
-        (["train=3"], "is a section"),
+        (["train=3"], "train is a section; set one of its keys, such as train.epochs"),
+        (["data=3"], "data is a section; set one of its keys, such as data.name"),
+        (["defence=3"], "defence is a section; set one of its keys, such as defence.name"),
+        (["train.epochs.x=3"], "train.epochs wants int"),
+        (["train.attack_eps=nan"], "train.attack_eps wants a number"),
+        (["train.epochs=0"], "^train.epochs must be at least 1, got 0$"),
         (["train.epochs"], "wants key=value"),
         (["=3"], "wants key=value"),
         (["defence.eps=-1"], "negative"),
@@ -94,3 +105,90 @@ def test_recipes_that_cannot_be_used(tmp_path: Path) -> None:
     loop.write_text(f'extends = "{loop}"\n')
     with pytest.raises(SettingsError, match="extends itself"):
         settings_from(str(loop))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        (DataSettings, {"resize": -1}, "data.resize must be at least 0, got -1"),
+        (DataSettings, {"crop": -1}, "data.crop must be at least 0"),
+        (DataSettings, {"resize": 32, "crop": 33}, "data.crop = 33 does not fit into data.resize = 32"),
+        (BatchSettings, {"pairs": 0}, "batch.pairs must be at least 1"),
+        (BatchSettings, {"classes": 1}, "batch.classes must be at least 2"),
+        (BatchSettings, {"instances": 0}, "batch.instances must be at least 2"),
+        (BatchSettings, {"instances": 3}, "batch.instances must be even"),
+        (BatchSettings, {"mining_pairs": -1}, "batch.mining_pairs must be at least 0"),
+        (ModelSettings, {"dim": -1}, "model.dim must be at least 0"),
+        (OptimiserSettings, {"lr": 0.0}, "optimiser.lr must be above 0"),
+        (OptimiserSettings, {"lr": float("inf")}, "optimiser.lr must be finite, got inf"),
+        (OptimiserSettings, {"weight_decay": -1.0}, "optimiser.weight_decay must be at least 0"),
+        (TrainSettings, {"seed": -1}, "train.seed must be at least 0"),
+        (TrainSettings, {"seed": 2**63}, "train.seed must be below"),
+        (TrainSettings, {"evaluate_every": 0}, "train.evaluate_every must be at least 1"),
+        (TrainSettings, {"checkpoint_seconds": -1.0}, "train.checkpoint_seconds must be at least 0"),
+        (TrainSettings, {"attack_eps": float("nan")}, "train.attack_eps must be finite, got nan"),
+        (TrainSettings, {"attack_steps": -1}, "train.attack_steps must be at least 0"),
+        (TrainSettings, {"attack_queries": -1}, "train.attack_queries must be at least 0"),
+        (TrainSettings, {"collapse_warmup": -1}, "train.collapse_warmup must be at least 0"),
+        (TrainSettings, {"collapse_separability": -1.0}, "train.collapse_separability must be at least 0"),
+    ],
+)
+def test_every_section_refuses_what_makes_no_sense(section: Any, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        section(**values)
+
+
+def test_a_crop_needs_no_resize() -> None:
+    assert DataSettings(resize=0, crop=28).crop == 28
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("extends = 3", "extends wants the name of a recipe or a .toml file, got 3"),
+        ("on = 3", "on is a section; set one of its keys, such as on.digits.train"),
+        ("defence = 3", "defence is a section"),
+        ("data = 3", "data is a section"),
+        ("data.name = [1]", "data.name wants str"),
+        ("defence.name = [1]", "no defence '.1.'"),
+        ("[train]\nepochs = [1]", "train.epochs wants int, got .1."),
+        ("[train]\nepochs = inf", "train.epochs wants int, got inf"),
+        ("[optimiser]\nlr = nan", "optimiser.lr wants a number, got nan"),
+        ("[optimiser]\nlr = inf", "optimiser.lr wants a number, got inf"),
+        ("[on.digit.train]\nepochs = 1", "no data set 'digit' for on.digit; did you mean digits"),
+        ("[on.cub.trian]\nepochs = 1", "no section on.cub.trian; did you mean train"),
+        ("[on.cub.train]\nepoch = 1", "no setting on.cub.train.epoch; did you mean epochs"),
+        ("[on.cub.defence]\nstpes = 1", "no setting on.cub.defence.stpes; did you mean steps"),
+        ("[on.cub]\ntrain = 1", "on.cub.train is a section; set one of its keys, such as on.cub.train.epochs"),
+        ("[on]\ncub = 1", "on.cub is a section"),
+    ],
+)
+def test_malformed_recipes_are_one_line(tmp_path: Path, toml: str, words: str) -> None:
+    (tmp_path / "bad.toml").write_text(toml)
+    with pytest.raises(SettingsError, match=words) as caught:
+        settings_from(str(tmp_path / "bad.toml"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("overrides", [{"data": 3}, {"data": {3: 1}}, {3: {}}, {"defence": [1]}])
+def test_malformed_overrides_are_settings_errors(overrides: Any) -> None:
+    with pytest.raises(SettingsError):
+        settings_from("hm-lga", overrides)
+
+
+def test_values_for_a_data_set_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[on.mine.train]\nepochs = 9\n")
+    assert settings_from(str(tmp_path / "mine.toml"), {"data": {"name": "mine"}}).train.epochs == 9
+
+
+def test_extends_starts_from_the_file_that_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "e.toml").write_text("[train]\nepochs = 9\n[data]\nname = 'cub'\n[on.digits.model]\ndim = 3\n")
+    (tmp_path / "mine" / "m.toml").write_text("extends = '../e.toml'\n[train]\nseed = 4\n[data]\nname = 'digits'\n")
+    (tmp_path / "mine" / "loop.toml").write_text("extends = '../mine/loop.toml'")
+    monkeypatch.chdir(tmp_path)
+    s = settings_from("mine/m.toml")
+    assert (s.train.epochs, s.train.seed) == (9, 4)
+    assert (s.data.name, s.model.dim) == ("digits", 3)  # the nearer name, also where it chooses
+    with pytest.raises(SettingsError, match="extends itself"):
+        settings_from("mine/loop.toml")

@@ -84,7 +84,7 @@ class Probe:
 
     @cached_property
     def distances(self) -> tuple[float, float]:
-        """Separability (mean d to other classes − mean d to the own class) / d̄ of random pairs, and d̄ (decision 9).
+        """Separability (mean d to other classes − mean d to the own class) / d̄ of random pairs, and d̄.
 
         Of up to 256 queries against the whole gallery, own images apart; NaN where no query has both kinds.
         """
@@ -249,7 +249,7 @@ def few_samples(probe: Probe) -> Flag | None:
 
 
 def small_gallery(probe: Probe) -> Flag | None:
-    """A gallery whose first percent is fewer than two candidates (decision 13)."""
+    """A gallery whose first percent is fewer than two candidates."""
     size = len(probe.scene.gallery)
     if size < TOP_PERCENT:
         said = f"the gallery has {size} images: the first percent, where CA- and QA- aim, is fewer than 2 of them"

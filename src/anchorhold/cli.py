@@ -1,17 +1,40 @@
 """The command line: parse, call, print. Torch is loaded only by the commands that need it."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .errors import AnchorholdError, Interrupted
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """How a command may fail: one line and exit code 2 where the user can mend it, 130 where they stopped it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--debug" in args:  # it may stand anywhere
+            args = ["--debug", *(word for word in args if word != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (Interrupted, KeyboardInterrupt) as error:  # left to itself, typer exits without a word
+            print(str(error) or "stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except AnchorholdError as error:
+            if ctx.params["debug"]:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Image retrieval that holds under attack: train, attack and score embedding models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -34,20 +57,8 @@ Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Chan
 
 
 def main() -> None:
-    """Run the command line; an error the user can mend is one line and exit code 2."""
-    try:
-        app()
-    except Interrupted as error:
-        print(error, file=sys.stderr)
-        sys.exit(130)
-    except AnchorholdError as error:
-        if os.environ.get("ANCHORHOLD_DEBUG"):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
+    """Run the command line."""
+    app()
 
 
 def _version(wanted: bool) -> None:
@@ -60,13 +71,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="ANCHORHOLD_DEBUG", help="Show the traceback of an error, in any command")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit")
     ] = False,
 ) -> None:
-    if debug:
-        os.environ["ANCHORHOLD_DEBUG"] = "1"
+    """Options of every command; `_Commands` reads them."""
 
 
 @app.command()
@@ -108,22 +120,24 @@ def train(
     _put(changes, "train", "seed", seed)
     _put(changes, "data", "on_bad_image", on_bad_image)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
-    folder = Path(data).is_dir() and data not in ("cub", "digits", "gaussians")
-    _put(changes, "data", "name", "folder" if folder else data)
-    _put(changes, "data", "root", data if folder else str(root or ""))
+    _put_data(changes, data, root)
     settings = settings_from(recipe, changes)
-    images = dataset(settings.data.name, settings.data.root or None, seed=settings.train.seed)
+    images = dataset(settings.data.name, settings.data.root or None)
     run = fit(None, images, settings=settings, out=out or "", device=device, report=Console())
     _finished(run.path)
 
 
 @app.command()
-def resume(run: Annotated[Path, typer.Argument(help="The run folder")], device: Device = "auto") -> None:
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run folder")],
+    root: Annotated[Path | None, typer.Option(help="Where the data set lies now, if it has moved")] = None,
+    device: Device = "auto",
+) -> None:
     """Go on with a training that was stopped or killed."""
     from .console import Console
     from .training import resume as resume_run
 
-    _finished(resume_run(run, device=device, report=Console()).path)
+    _finished(resume_run(run, root=root, device=device, report=Console()).path)
 
 
 @app.command()
@@ -266,8 +280,25 @@ def doctor() -> None:
 
 def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
     """An option of its own beats the same key under --set."""
-    if value is not None:
-        tree.setdefault(section, {})[key] = value
+    branch = tree.setdefault(section, {}) if value is not None else None
+    if isinstance(branch, dict):  # a section that --set made a value is named where the settings are built
+        branch[key] = value
+
+
+def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
+    """DATA says which set it is and, where it is a folder, where it lies; --set must not say otherwise."""
+    from .data.datasets import DATASETS
+    from .settings import check
+
+    folder = data not in DATASETS and Path(data).is_dir()
+    name = "folder" if folder else data
+    said = tree["data"] if isinstance(tree.get("data"), dict) else {}
+    other = said.get("name", name)
+    check(other == name, f"two data sets: {data} and --set data.name={other}; leave out the --set")
+    placed = root is not None or "root" in said
+    check(not (folder and placed), f"{data} is a folder already: leave out --root and data.root")
+    _put(tree, "data", "name", name)
+    _put(tree, "data", "root", data if folder else root and str(root))
 
 
 def _number(option: str, text: str) -> float:
@@ -318,7 +349,8 @@ def _finished(path: Path) -> None:
 
     final = Run(path).read_json().get("final", {})
     if "r1" in final:
-        print(f"R@1 {final['r1']:.1f}, R@2 {final['r2']:.1f}, mAP@R {final['map_r']:.1f} after {final['epoch']} epochs")
+        epochs = "1 epoch" if final["epoch"] == 1 else f"{final['epoch']} epochs"
+        print(f"R@1 {final['r1']:.1f}, R@2 {final['r2']:.1f}, mAP@R {final['map_r']:.1f} after {epochs}")
     print(f"run folder: {path}")
     print(f"the model:  anchorhold.load({str(path)!r})")
 

@@ -137,6 +137,13 @@ def distance_rows(
         yield rows, distances
 
 
+def _check_finite(query: Tensor, gallery: Tensor) -> None:
+    """NaN is neither near nor far, so nothing that holds it has an order."""
+    for name, side in (("query", query), ("gallery", gallery)):
+        if not side.isfinite().all():
+            raise DataError(f"embeddings are not finite: {name} has NaN or infinity; look at the model they come from")
+
+
 def _hide(distances: Tensor, own: Tensor) -> None:
     known = (own >= 0).nonzero().squeeze(1)
     distances[known, own[known]] = torch.inf
@@ -187,6 +194,7 @@ def retrieve(
     available = len(gallery) - int(exclude is not None and bool((exclude >= 0).any()))
     if not 1 <= k <= available:
         raise DataError(f"cannot retrieve {k} of {available} gallery items; choose k from 1 to {available}")
+    _check_finite(query, gallery)
     shape, device = (len(query), k), gallery.device
     ids = torch.empty(shape, dtype=torch.long, device=device)
     found = torch.empty(shape, dtype=_wide(query[:0]).dtype, device=device)
@@ -226,6 +234,7 @@ def ranks(
     >>> ranks(line[:1], line, torch.tensor([[1, 2]]), exclude=torch.tensor([0]))
     tensor([[0, 1]])
     """
+    _check_finite(query, gallery)
     targets = _ids(targets, "targets", len(query), len(gallery), lowest=0, device=gallery.device)
     wanted = targets.reshape(len(query), -1)
     if exclude is not None:

@@ -22,7 +22,6 @@ Data = Dataset | Split | str | Path | tuple[Tensor, Tensor] | Mapping[str, Any]
 """A data set, a split, a folder, (images, labels), or {"query": one of these, "gallery": another}."""
 
 _CHANNELS = (1, 3)
-_BYTES = 8.0  # a pixel beyond this was meant as 0..255; images that were normalised already stay below 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,6 @@ def prepare(
     for role, split in (("query", query), ("gallery", gallery)):
         if not len(split):
             raise DataError(f"the {role} is empty; give at least one image")
-        _check_range(split)
 
     def load(split: Split) -> Images:
         wide, inner = _squares(split, model, resize, crop)
@@ -151,22 +149,6 @@ def _in_memory(images: Tensor, labels: Tensor, name: str) -> Split:
         images = images.float()
     values, numbers = torch.unique(labels.cpu(), return_inverse=True)
     return Split(name, numbers, tuple(str(value) for value in values.tolist()), images=images.detach())
-
-
-def _check_range(split: Split) -> None:
-    """The commonest mistake of all: images that are not in [0, 1]."""
-    images = split.images
-    if images is None or not images.is_floating_point() or not images.numel():
-        return
-    low, high = (float(end) for end in images.aminmax())
-    if not (low >= 0 and high <= 1):
-        if low >= 0 and high > _BYTES:
-            todo = "divide by 255"
-        elif low < 0:
-            todo = "give them before mean and std are applied, and those to wrap(model, mean=…, std=…)"
-        else:
-            todo = "bring them into that range"
-        raise DataError(f"{split.name} has pixels from {low:g} to {high:g}, not in [0, 1]: {todo}")
 
 
 def _squares(split: Split, model: nn.Module, resize: int | None, crop: int | None) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def load_images(split: Split, settings: DataSettings, device: torch.device, repo
 
 
 def separability(model: nn.Module, images: Images, key: Key) -> dict[str, float]:
-    """(mean d(a,n) − mean d(a,p)) / d̄ on clean random triplets of one fixed batch (002 section 4.4, decision 9).
+    """(mean d(a,n) − mean d(a,p)) / d̄ on clean random triplets of one fixed batch (002 section 4.4).
 
     d̄ is the mean distance over all pairs of that batch. Near 0, or with d̄ near 0, the model has collapsed.
     """

@@ -8,6 +8,7 @@ an error that names the nearest one that does.
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -50,16 +51,26 @@ class DataSettings:
     flip: bool = True  # horizontal flips in training
     on_bad_image: Literal["fail", "skip"] = "fail"
 
+    def __post_init__(self) -> None:
+        _check_least("data", self, resize=0, crop=0)
+        fits = not self.resize or self.crop <= self.resize
+        check(fits, f"data.crop = {self.crop} does not fit into data.resize = {self.resize}; choose a smaller crop")
+
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How images come together (protocol 1.3)."""
+    """How images come together."""
 
     kind: Literal["pairs", "classes"] = "pairs"  # the papers' pairs, or P classes × K instances
     pairs: int = 56
     classes: int = 28
     instances: int = 4
     mining_pairs: int = 56  # triplets are mined inside groups of this many pairs; 0 = the whole batch
+
+    def __post_init__(self) -> None:
+        _check_least("batch", self, pairs=1, classes=2, instances=2, mining_pairs=0)
+        even = self.instances % 2 == 0
+        check(even, f"batch.instances must be even, since images come in pairs, got {self.instances}")
 
 
 @dataclass(frozen=True)
@@ -71,6 +82,9 @@ class ModelSettings:
     weights: str = "imagenet"  # a name, a file, or "" for none
     freeze_batchnorm: bool = True
 
+    def __post_init__(self) -> None:
+        _check_least("model", self, dim=0)
+
 
 @dataclass(frozen=True)
 class OptimiserSettings:
@@ -78,6 +92,10 @@ class OptimiserSettings:
 
     lr: float = 1e-5
     weight_decay: float = 4e-4
+
+    def __post_init__(self) -> None:
+        _check_least("optimiser", self, lr=0, weight_decay=0)
+        check(self.lr > 0, "optimiser.lr must be above 0, got 0")
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,12 @@ class TrainSettings:
     on_collapse: Literal["stop", "warn"] = "stop"
     collapse_warmup: int = 2  # epochs before collapse is judged
     collapse_separability: float = 0.02  # clean random triplets below this are collapsed
+
+    def __post_init__(self) -> None:
+        _check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)
+        _check_least("train", self, attack_eps=0, attack_steps=0, attack_queries=0)
+        _check_least("train", self, collapse_warmup=0, collapse_separability=0)
+        check(self.seed < 2**63, f"train.seed must be below 2**63, got {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -114,6 +138,13 @@ def check(condition: bool, message: str) -> None:
     """Refuse settings that make no sense, with the reason."""
     if not condition:
         raise SettingsError(message)
+
+
+def _check_least(section: str, settings: object, **least: int) -> None:
+    for name, low in least.items():
+        value = getattr(settings, name)
+        check(math.isfinite(value), f"{section}.{name} must be finite, got {value}")
+        check(value >= low, f"{section}.{name} must be at least {low}, got {value}")
 
 
 def nearest(word: str, words: Iterable[str], otherwise: str = "") -> str:
@@ -158,7 +189,12 @@ def _chain(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         raise SettingsError(f"recipe {name} is not valid TOML: {error}") from None
     table.pop("about", None)
     parent = table.pop("extends", None)
-    return [*(_chain(parent, (*seen, name)) if parent else []), table]
+    if parent is None:
+        return [table]
+    check(isinstance(parent, str), f"recipe {name}: extends wants the name of a recipe or a .toml file, got {parent!r}")
+    if parent.endswith(".toml"):  # from where the file lies that says so
+        parent = str((Path(name).parent / parent).resolve())
+    return [*_chain(parent, (*seen, name)), table]
 
 
 def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
@@ -195,16 +231,40 @@ def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) 
     overrides = overrides or {}
     layers = _chain(recipe) if recipe else []
     tree: dict[str, Any] = {}
-    data_name = overrides.get("data", {}).get("name")
+    names = (_table(layer.get("data", {}), "data", "name").get("name") for layer in (overrides, *reversed(layers)))
+    data_name = str(next(filter(None, names), ""))
     for layer in layers:
-        data_name = data_name or layer.get("data", {}).get("name")
-    for layer in layers:
-        per_set = layer.pop("on", {})
+        per_set = _table(layer.pop("on", {}), "on", "digits.train")
+        _check_per_set(per_set, data_name)
         _lay_over(tree, layer)
-        _lay_over(tree, per_set.get(data_name or "", {}))
+        _lay_over(tree, per_set.get(data_name, {}))
     _lay_over(tree, overrides)
     tree.setdefault("recipe", recipe)
     return build(tree)
+
+
+def _table(value: Any, path: str, key: str) -> Mapping[str, Any]:
+    """`value`, if it is a section; `key` is one that it could have."""
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{path} is a section; set one of its keys, such as {path}.{key}")
+    return value
+
+
+def _check_per_set(tables: Mapping[str, Any], own: str) -> None:
+    """Refuse what is no setting of any defence or data set (`own` may be the caller's), used now or not."""
+    from .data.datasets import DATASETS
+    from .defences import DEFENCES
+
+    known = _sections(*(defence.settings for defence in DEFENCES.values()))
+    for name, table in tables.items():
+        if name not in (*DATASETS, own):
+            raise SettingsError(f"no data set {name!r} for on.{name}; {nearest(name, DATASETS)}")
+        for section, values in _table(table, f"on.{name}", "train").items():
+            if section not in known:
+                raise SettingsError(f"no section on.{name}.{section}; {nearest(section, known)}")
+            for key in _table(values, f"on.{name}.{section}", known[section][0]):
+                if key not in known[section]:
+                    raise SettingsError(f"no setting on.{name}.{section}.{key}; {nearest(key, known[section])}")
 
 
 # Dicts and dataclasses -------------------------------------------------------------------------------------
@@ -215,17 +275,17 @@ def build(tree: Mapping[str, Any]) -> Settings:
     from .defences import DEFENCES
 
     tree = dict(tree)
-    chosen = dict(tree.pop("defence", {}))
-    name = chosen.pop("name", "natural")
+    chosen = dict(_table(tree.pop("defence", {}), "defence", "name"))
+    name = str(chosen.pop("name", "natural"))
     if name not in DEFENCES:
-        raise SettingsError(f"no defence {name!r}; {nearest(str(name), DEFENCES)}")
+        raise SettingsError(f"no defence {name!r}; {nearest(name, DEFENCES)}")
     kinds = {f.name: f.type for f in dataclasses.fields(Settings)}
     known = set(_dotted(Settings())) | {f"defence.{key}" for key in _dotted(DEFENCES[name].settings())}
     known |= {"defence.name"}
     values: dict[str, Any] = {"defence": _build(DEFENCES[name].settings, chosen, "defence.", known)}
     for key, value in tree.items():
         if key not in kinds:
-            raise SettingsError(f"no setting {key!r}; {nearest(key, known | set(kinds))}")
+            raise SettingsError(f"no setting {key!r}; {nearest(str(key), known | set(kinds))}")
         kind = kinds[key]
         values[key] = _build(typing.cast(type, kind), value, f"{key}.", known) if key != "recipe" else str(value)
     return Settings(**values)
@@ -249,13 +309,18 @@ def _dotted(settings: Any) -> Iterator[str]:
             yield f.name
 
 
+def _sections(*defences: type[Any]) -> dict[str, list[str]]:
+    """The keys of every section, with those of these defences."""
+    kinds = [(f.name, f.type) for f in dataclasses.fields(Settings)]
+    keys = {name: [f.name for f in dataclasses.fields(kind)] for name, kind in kinds if dataclasses.is_dataclass(kind)}
+    return keys | {"defence": ["name", *(f.name for kind in defences for f in dataclasses.fields(kind))]}
+
+
 def _build(cls: type[T], values: Any, path: str, known: Iterable[str]) -> T:
-    if not isinstance(values, Mapping):
-        raise SettingsError(f"{path[:-1]} is a section; set one of its keys, such as {next(iter(sorted(known)))}")
     hints = typing.get_type_hints(cls)
-    for key in values:
+    for key in _table(values, path[:-1], next(iter(hints))):
         if key not in hints:
-            raise SettingsError(f"no setting {path}{key}; {nearest(path + key, known)}")
+            raise SettingsError(f"no setting {path}{key}; {nearest(f'{path}{key}', known)}")
     try:
         return cls(**{key: _coerce(value, hints[key], path + key) for key, value in values.items()})
     except SettingsError as error:
@@ -284,9 +349,9 @@ def _coerce(value: Any, kind: Any, path: str) -> Any:
     elif kind in (int, float) and not isinstance(value, bool):
         try:
             number = Fraction(value.replace(" ", "")) if isinstance(value, str) else value
-            if kind is float or number == int(number):
+            if math.isfinite(number) and (kind is float or number == int(number)):
                 return kind(number)
-        except (ValueError, ZeroDivisionError, OverflowError):
+        except (TypeError, ValueError, ZeroDivisionError, OverflowError):
             pass
     elif kind is str and isinstance(value, str):
         return value

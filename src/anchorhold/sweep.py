@@ -28,7 +28,7 @@ _LOW_IS_GOOD = ("CA-", "QA-", "TMA")
 
 @dataclass(frozen=True)
 class AttackRun:
-    """Goals that make the same perturbations (decision 12)."""
+    """Goals that make the same perturbations."""
 
     attack: str
     goals: tuple[Goal, ...]

@@ -36,7 +36,7 @@ from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .record import Run, provenance
-from .settings import Settings, settings_from, to_dict
+from .settings import Settings, check, settings_from, to_dict
 
 __all__ = ["fit", "resume"]
 
@@ -235,7 +235,7 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                 **separability(model, images, key("collapse")),
             }
             at.epoch, at.index = at.epoch + 1, 0
-            if at.epoch % max(train.evaluate_every, 1) == 0 or at.epoch == train.epochs:
+            if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
                 row |= _look(model, test, settings, key("look"), precision)
             meters.reset()
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
@@ -299,7 +299,7 @@ def _check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
 
 
 def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
-    """Two checks running with clean triplets that cannot be told apart are a collapse (decision 9)."""
+    """Two checks running with clean triplets that cannot be told apart are a collapse."""
     t = settings.train
     flat = row["separability"] < t.collapse_separability or row["mean_distance"] < 1e-3
     at.collapsed = at.collapsed + 1 if flat and at.epoch > t.collapse_warmup else 0
@@ -351,4 +351,6 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
 def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """What is known of a data set, below what the caller says."""
     known = {"name": data.name, "root": data.root}
-    return {**overrides, "data": {**known, **overrides.get("data", {})}}
+    said = overrides.get("data", {})
+    check(isinstance(said, Mapping), f"overrides: data is a section of settings, not {said!r}")
+    return {**overrides, "data": {**known, **said}}

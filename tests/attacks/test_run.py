@@ -38,7 +38,7 @@ def test_batch_size_and_order_change_nothing(name: str, protocol: str, apart: bo
     whole = run(there, goal, ids)
     order = torch.tensor([3, 1, 0, 9, 8, 2, 7, 4, 6, 5])
     for found, rows in ((run(there, goal, ids, batch=3), torch.arange(10)), (run(there, goal, ids[order]), order)):
-        assert (found.images - whole.images[rows]).abs().max() * 255 <= 1e-6  # decision 19
+        assert (found.images - whole.images[rows]).abs().max() * 255 <= 1e-6
         assert found.image_steps == whole.image_steps
         for measure, values in whole.measures.items():
             assert torch.allclose(found.measures[measure], values[rows], equal_nan=True)

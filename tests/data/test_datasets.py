@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from anchorhold.data.datasets import Split, dataset, folder_split
+from anchorhold.data.datasets import Dataset, Split, dataset, folder_split
 from anchorhold.errors import DataError, SettingsError
 
 
@@ -77,6 +77,38 @@ def test_a_split_refuses_what_does_not_fit_together() -> None:
         Split("x", labels, ("p",), images=images)
 
 
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(2, 3, 8, 8), r"shape \(2, 3, 8, 8\).*images\.permute\(0, 2, 3, 1\)"),
+        (torch.zeros(2, 8, 8), r"shape \(2, 8, 8\).*the last axis holds 1 … 4 channels"),
+        (torch.zeros(2, 8, 8, 0), "the last axis holds 1 … 4 channels"),
+        (torch.tensor(1.0), "give \\(N, height, width, channels\\)"),
+        (torch.zeros(2, 8, 8, 3, dtype=torch.float64), r"torch\.float64; .*images\.float\(\)"),
+        (torch.zeros(2, 8, 8, 3, dtype=torch.int64), r"torch\.int64; .*images\.to\(torch\.uint8\)"),
+        (torch.full((2, 8, 8, 3), 200.0), "not in .0, 1.: divide by 255"),
+        (torch.full((2, 8, 8, 3), -1.5), "before mean and std are applied"),
+        (torch.full((2, 8, 8, 3), 1.5), "bring them into that range"),
+        (torch.full((2, 8, 8, 3), torch.nan), "pixels from nan to nan"),
+        (torch.full((2, 8, 8, 3), torch.inf), "pixels from inf to inf"),
+    ],
+)
+def test_a_split_refuses_images_of_another_order_type_or_range(images: torch.Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Split("x", torch.tensor([0, 1]), ("p", "q"), images=images)
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_data_set_made_by_hand_has_two_classes_in_both_splits(part: str) -> None:
+    whole = two_by_two()
+    splits = {"train": whole, "test": whole}
+    Dataset("mine", **splits)
+    with pytest.raises(DataError, match=r"x has one class only \(q\)"):
+        Dataset("mine", **{**splits, part: whole.keep(whole.labels == 1)})
+    with pytest.raises(DataError, match="x has no images"):
+        Dataset("mine", **{**splits, part: whole.keep(whole.labels == 2)})
+
+
 def test_fingerprint_sees_content_and_not_the_place(tmp_path: Path) -> None:
     one = dataset("folder", photos(tmp_path / "one", 4)).train.fingerprint()
     shutil.copytree(tmp_path / "one", tmp_path / "elsewhere" / "two")
@@ -109,10 +141,11 @@ def test_fingerprint_of_images_in_memory_sees_every_byte_and_label() -> None:
 # ---- the menu ----------------------------------------------------------------
 
 
-def test_unknown_names_are_met_with_the_nearest_and_the_list() -> None:
-    with pytest.raises(SettingsError, match=r"did you mean digits\?.*cub, folder, digits, gaussians"):
+def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
+    with pytest.raises(SettingsError, match=r"no folder 'digts'; did you mean digits\?$"):
         dataset("digts")
-    with pytest.raises(SettingsError, match="no data set and no folder 'nowhere/x'"):
+    listed = "choose one of cub, folder, digits, gaussians, or give a folder of class folders"
+    with pytest.raises(SettingsError, match=f"no data set and no folder 'nowhere/x'; {listed}$"):
         dataset("nowhere/x")
     with pytest.raises(SettingsError, match="no option 'dimensions'; it has dimension, train, test, sigma"):
         dataset("gaussians", dimensions=3)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from anchorhold import Ball, Budget, Objective, ascend
 from anchorhold.defences.hardness import raise_hardness
-from anchorhold.errors import SettingsError
+from anchorhold.errors import DataError, SettingsError
 from anchorhold.model.frozen import frozen
 from anchorhold.random import Key
 from anchorhold.triplets import hardness
@@ -72,7 +72,7 @@ def test_dropping_units_changes_nothing(norm: str) -> None:
     embed = tanh_embedder(9)
     with_all = ascend(embed, x, goal, Ball(0.2, norm), Budget(12, 0.03, drop=False))
     dropped = ascend(embed, x, goal, Ball(0.2, norm), Budget(12, 0.03))
-    assert (with_all.images - dropped.images).abs().max() * 255 <= 1e-6  # decision 19
+    assert (with_all.images - dropped.images).abs().max() * 255 <= 1e-6
     assert dropped.image_steps < with_all.image_steps  # and some did leave
     assert with_all.active == dropped.active and 12 > dropped.active[0] > dropped.active[-1]
     after = hardness(*embed(dropped.images.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1))
@@ -274,6 +274,14 @@ def test_a_coupled_objective_sees_the_whole_batch() -> None:
         (lambda x, o: Ball(-1.0), "negative"),
         (lambda x, o: Ball(1.0, "l3"), "linf, l2"),
         (lambda x, o: Budget(restarts=0), "at least 1"),
+        (lambda x, o: Budget(start="randm"), "start 'randm'; did you mean random"),
+        (lambda x, o: Budget(keep="first"), "keep 'first'; "),
+        (lambda x, o: Budget(schedule="cos"), "schedule 'cos'; did you mean cosine"),
+        (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1), ids=torch.arange(3)), "5 units but ids"),
+        (
+            lambda x, o: ascend(tanh_embedder(9), x, Objective(o.value), Ball(0.1), Budget(1)),
+            r"gave \(\) for 5 units; .*coupled=True",
+        ),
         (lambda x, o: Objective(o.value, done=o.value, coupled=True), "whole batch"),
     ],
 )
@@ -281,3 +289,11 @@ def test_refuses_what_makes_no_sense(call, words: str) -> None:  # type: ignore[
     coupled = Objective(lambda e, positions: e.sum(), coupled=True)
     with pytest.raises(SettingsError, match=words):
         call(pictures(5), coupled)
+
+
+@pytest.mark.parametrize("spoil", [lambda x: 255 * x, lambda x: 2 * x - 1, lambda x: x * torch.nan])
+def test_refuses_images_that_the_ball_would_clamp(spoil) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(DataError, match=r"not in \[0, 1\]; bring them into that range"):
+        ascend(tanh_embedder(9), spoil(pictures(5)), towards(draw(5, 6)), Ball(0.1), Budget(1))
+    nearly = pictures(5).clamp(min=1) + 1e-7  # what resizing rounds to
+    assert ascend(tanh_embedder(9), nearly, towards(draw(5, 6)), Ball(0.1), Budget(1)).images.max() <= 1

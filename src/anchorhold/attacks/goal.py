@@ -4,9 +4,9 @@ A `Goal` says nothing about how a perturbation is found: `run.attack` gives its 
 a `Scene`, the clean embeddings on both sides of a retrieval, and samples by their number in one of the sides.
 
 There are two protocols. `published` reproduces the numbers in print with the known defects of the evaluator
-that made them (spec/protocol.md 4.4); `corrected` does what the papers describe. A goal carries the name of its
+that made them; `corrected` does what the papers describe. A goal carries the name of its
 protocol as a label; what the protocol means is spelt out in the goal's own fields, which `menu.ATTACKS` sets.
-Goals with equal `run` make the same perturbations: run one of them, measure both (decision 12).
+Goals with equal `run` make the same perturbations: run one of them, measure both.
 """
 
 from abc import ABC, abstractmethod

@@ -64,7 +64,7 @@ class EmbeddingShift(RecallGoal):
     """ES: climb d(q', q) to the clean embedding; measured are that distance (ES:D) and R@1 (ES:R).
 
     The distance is stationary where it starts. `opening` says how it gets away: "sum", the published accident,
-    climbs the sum of the coordinates in the first step (protocol 4.4 d); "tiny" starts at a random point so near
+    climbs the sum of the coordinates in the first step; "tiny" starts at a random point so near
     that it only names a direction. Published, ES:D is that of the embedding before the last step (4.4 c).
     """
 
@@ -109,7 +109,7 @@ class EmbeddingShift(RecallGoal):
 class LearningToMisrank(RecallGoal):
     """LTM: minimise max(0, max over non-matches d(q', x) − min over matches d(q', x)) (Wang et al., CVPR 2020).
 
-    Published, q's own clean image is one of the matches (protocol 4.4 b), and the hinge is never met.
+    Published, q's own clean image is one of the matches, and the hinge is never met.
     """
 
     kept: ClassVar[str | None] = "LTM"
@@ -141,7 +141,7 @@ class LearningToMisrank(RecallGoal):
 class GreedyMisranking(RecallGoal):
     """GTM: minimise d(q', t) to the item t of another class that is nearest to q.
 
-    Published, t is somebody else: see `subset_index` (protocol 4.4 a).
+    Published, t is somebody else: see `subset_index`.
     """
 
     kept: ClassVar[str | None] = "GTM"

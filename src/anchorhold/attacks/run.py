@@ -43,7 +43,7 @@ class Attacked:
         return self.goal.success(self.measures)
 
     def measured(self, goal: Goal, scene: Scene) -> dict[str, Tensor]:
-        """The same perturbations as another goal with the same run measures them (decision 12)."""
+        """The same perturbations as another goal with the same run measures them."""
         check(goal.run == self.goal.run, f"{goal.name} {goal.protocol} is another run: {goal.run}, not {self.goal.run}")
         return goal.measure(scene, self.ids, self.targets, self.embeddings, self.early)
 

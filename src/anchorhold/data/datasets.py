@@ -15,7 +15,10 @@ from ..random import Key
 from ..settings import nearest
 from .layouts import CUB_SOURCE, cub_images, cub_list, entries, images_by_class, some
 
-__all__ = ["Dataset", "Split", "dataset", "folder_split"]
+__all__ = ["DATASETS", "Dataset", "Split", "dataset", "folder_split"]
+
+_CHANNELS = 4  # no image has more; a longer last axis is a width
+_BYTES = 8.0  # a pixel beyond this was meant as 0..255; images that were normalised already stay below 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,8 @@ class Split:
     def __post_init__(self) -> None:
         if (self.paths is None) == (self.images is None):
             raise DataError(f"{self.name} needs either paths or images; give exactly one of them")
+        if self.images is not None:
+            _check_images(self.name, self.images)
         count = len(self.paths) if self.paths is not None else len(self.images)  # type: ignore[arg-type]
         if self.labels.dtype != torch.int64 or self.labels.shape != (count,):
             shape = tuple(self.labels.shape)
@@ -84,6 +89,29 @@ class Split:
         return digest.hexdigest()
 
 
+def _check_images(name: str, images: Tensor) -> None:
+    """Refuse images in memory that are in another order, of another type or in another range."""
+    shape = tuple(images.shape)
+    if images.ndim != 4 or not 1 <= shape[3] <= _CHANNELS:
+        first = images.ndim == 4 and 1 <= shape[1] <= _CHANNELS
+        todo = "images.permute(0, 2, 3, 1) makes it so" if first else f"the last axis holds 1 … {_CHANNELS} channels"
+        raise DataError(f"{name} has images of shape {shape}; give (N, height, width, channels): {todo}")
+    if images.dtype not in (torch.uint8, torch.float32):
+        todo = "images.float()" if images.is_floating_point() else "images.to(torch.uint8)"
+        raise DataError(f"{name} has images of {images.dtype}; give uint8, or float32 in [0, 1]: {todo}")
+    if images.dtype == torch.uint8 or not images.numel():
+        return
+    low, high = (end.item() for end in images.detach().aminmax())
+    if not 0 <= low <= high <= 1:  # NaN is in no range
+        if low >= 0 and high > _BYTES:
+            todo = "divide by 255"
+        elif low < 0:
+            todo = "give them before mean and std are applied, and those to wrap(model, mean=…, std=…)"
+        else:
+            todo = "bring them into that range"
+        raise DataError(f"{name} has pixels from {low:g} to {high:g}, not in [0, 1]: {todo}")
+
+
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A split to train on and a split to be scored on; `notes` are sentences the user should read."""
@@ -93,6 +121,10 @@ class Dataset:
     test: Split
     notes: tuple[str, ...] = ()
     root: str = ""  # as it was given, so that a run can find its images again
+
+    def __post_init__(self) -> None:
+        _check_classes(self.train)
+        _check_classes(self.test)
 
     @property
     def query(self) -> Split:
@@ -112,14 +144,12 @@ def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, **optio
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])
     (901, 896, (8, 8, 1))
     """
-    if name not in _MENU and root is None and Path(name).expanduser().is_dir():
+    if name not in DATASETS and root is None and Path(name).expanduser().is_dir():
         name, root = "folder", name
-    if name not in _MENU:
-        raise SettingsError(
-            f"there is no data set and no folder {name!r}; {nearest(name, _MENU)} "
-            f"Choose one of {', '.join(_MENU)}, or give a folder of class folders"
-        )
-    loader = _MENU[name]
+    if name not in DATASETS:
+        choice = f"choose one of {', '.join(DATASETS)}, or give a folder of class folders"
+        raise SettingsError(f"there is no data set and no folder {name!r}; {nearest(name, DATASETS, choice)}")
+    loader = DATASETS[name]
     known = [option for option in inspect.signature(loader).parameters if option not in ("root", "seed")]
     for option in options:
         if option not in known:
@@ -128,15 +158,14 @@ def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, **optio
     return replace(loaded, root="" if root is None else str(root))
 
 
-def _usable(split: Split) -> Split:
-    """The split, if something can be told apart in it."""
+def _check_classes(split: Split) -> None:
+    """Refuse a split in which nothing can be told apart."""
     classes = torch.unique(split.labels).tolist()
     if not classes:
         raise DataError(f"{split.name} has no images; it needs at least two classes of them")
     if len(classes) == 1:
         only = split.classes[classes[0]]
         raise DataError(f"{split.name} has one class only ({only}), so nothing to tell apart; it needs two or more")
-    return split
 
 
 # ---- CUB-200-2011 ----------------------------------------------------------------------------------------
@@ -173,8 +202,7 @@ def _cub(root: Path | None, seed: int) -> Dataset:
     whole = Split("cub", labels, classes, paths, root=root / "images")
     first_half = labels < _CUB_CLASSES // 2
     train, test = (
-        _usable(replace(whole.keep(mask), name=name))
-        for name, mask in (("cub/train", first_half), ("cub/test", ~first_half))
+        replace(whole.keep(mask), name=name) for name, mask in (("cub/train", first_half), ("cub/test", ~first_half))
     )
     return Dataset("cub", train, test)
 
@@ -186,7 +214,7 @@ def _split_of(name: str, root: Path, by_class: Mapping[str, list[Path]], classes
     names = tuple(classes)
     labels = [label for label, own in enumerate(names) for _ in by_class.get(own, ())]
     paths = tuple(path for own in names for path in by_class.get(own, ()))
-    return _usable(Split(name, torch.tensor(labels, dtype=torch.int64), names, paths, root=root))
+    return Split(name, torch.tensor(labels, dtype=torch.int64), names, paths, root=root)
 
 
 def _singles(split: Split) -> list[str]:
@@ -202,6 +230,7 @@ def folder_split(root: str | Path, name: str = "folder") -> tuple[Split, tuple[s
     """All images of a folder of class folders as one split, and notes about it."""
     by_class, notes = images_by_class(Path(root).expanduser())
     split = _split_of(name, Path(root).expanduser(), by_class, sorted(by_class))
+    _check_classes(split)
     return split, (*notes, *_singles(split))
 
 
@@ -276,7 +305,7 @@ def _gaussians(
     return Dataset("gaussians", draw("train", train), draw("test", test))
 
 
-_MENU: dict[str, Callable[..., Dataset]] = {
+DATASETS: dict[str, Callable[..., Dataset]] = {
     "cub": _cub,
     "folder": _folder,
     "digits": _digits,

@@ -10,22 +10,26 @@ and cannot move again. It leaves the batch, and the result is the same as if it 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..errors import SettingsError
+from ..errors import DataError, SettingsError
 from ..random import Key
-from ..settings import check
+from ..settings import check, nearest
 from .ball import Ball
 
 __all__ = ["Ascent", "Budget", "Objective", "Watch", "ascend"]
 
 TINY = 1e-3  # share of the ball that a tiny start may cover
+SLACK = 1e-5  # how far resizing may have rounded a pixel out of its range
 
 Goal = Callable[[Tensor, Tensor], Tensor]
 Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it starts from, their positions (U',)
+Start = Literal["zero", "random", "tiny"]
+Keep = Literal["last", "best"]
+Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -48,16 +52,19 @@ class Budget:
 
     steps: int = 8
     alpha: float = 1 / 255  # length of a step
-    start: Literal["zero", "random", "tiny"] = "zero"  # tiny: random, so near that only stationarity is left
+    start: Start = "zero"  # tiny: random, so near that only stationarity is left
     restarts: int = 1  # later ones start at random and run for units that have not met their goal
-    keep: Literal["last", "best"] = "last"
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how alpha falls over the steps
+    keep: Keep = "last"
+    schedule: Schedule = "constant"  # how alpha falls over the steps
     drop: bool = True  # let units that are done leave; off only to show that it changes nothing
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")
         check(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
         check(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
+        for name, kind in (("start", Start), ("keep", Keep), ("schedule", Schedule)):
+            word, words = getattr(self, name), get_args(kind)
+            check(word in words, f"{name} {word!r}; {nearest(str(word), words)}")
 
     @property
     def weighs(self) -> bool:
@@ -116,8 +123,10 @@ def ascend(
         raise SettingsError("a coupled objective has no value per unit: keep = last and one start")
     if key is None and (budget.start != "zero" or budget.restarts > 1):
         raise SettingsError("random starts need a key")
+    _check_range(images, ball)
     positions = torch.arange(units, device=images.device)
     ids = positions if ids is None else ids
+    check(ids.shape == (units,), f"{units} units but ids of shape {tuple(ids.shape)}; give one id a unit")
     size = batch or max(units, 1)
     parts = [
         _attack(
@@ -144,6 +153,18 @@ def ascend(
         sum(part.image_steps for part in parts),
         [sum(counts) for counts in zip(*(part.active for part in parts))],
     )
+
+
+def _check_range(images: Tensor, ball: Ball) -> None:
+    """Refuse images that the ball would clamp, unless that means to wait for a GPU."""
+    if images.is_cuda or not images.numel():
+        return
+    low, high = (end.item() for end in images.detach().aminmax())
+    if not ball.low - SLACK <= low <= high <= ball.high + SLACK:
+        raise DataError(
+            f"images hold pixels from {low:g} to {high:g}, not in [{ball.low:g}, {ball.high:g}]; "
+            "bring them into that range, or give the ball theirs as low and high"
+        )
 
 
 def _attack(
@@ -251,6 +272,10 @@ def _climb(
         with torch.set_grad_enabled(not looking):
             embeddings = embed_units(here, rows[active])
             value = first(embeddings, where) if first is not None and opening else objective.value(embeddings, where)
+        check(
+            objective.coupled or value.shape == active.shape,
+            f"the objective gave {tuple(value.shape)} for {len(active)} units; give one number each, or coupled=True",
+        )
         if budget.weighs and not opening:
             height = value.detach().double()
             better = height > level[active] if budget.keep == "best" else torch.ones_like(height, dtype=torch.bool)
