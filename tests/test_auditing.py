@@ -20,17 +20,17 @@ from torch import Tensor, nn
 import anchorhold as ah
 from anchorhold import sweep as sweep_room
 from anchorhold.attacks import Scene, attack, goal_named
-from anchorhold.auditing import NINE, Evidence
+from anchorhold.auditing.run import NINE, Evidence
+from anchorhold.auditing.intake import sample
+from anchorhold.auditing.verdict import SCHEMA, Audit, estimate
 from anchorhold.data.datasets import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
-from anchorhold.intake import sample
 from anchorhold.metrics import evaluate
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.frozen import embed_all, frozen
 from anchorhold.perturb.ascend import Budget
 from anchorhold.perturb.ball import Ball
 from anchorhold.random import Key
-from anchorhold.verdict import SCHEMA, Audit, estimate
 
 QUICK: dict[str, Any] = {
     "steps": 4,

@@ -144,7 +144,7 @@ def test_mistakes_are_one_line_and_exit_two(
 
 def test_one_perturbed_image_stays_in_its_ball() -> None:
     import anchorhold as ah
-    from anchorhold.single import attack_one
+    from anchorhold.auditing.single import attack_one
 
     data = ah.dataset("digits")
     done = attack_one(ah.load("m.safetensors"), "3", data, "TMA", eps=0.1, steps=3, device="cpu")

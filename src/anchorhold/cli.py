@@ -219,9 +219,9 @@ def attack(
     device: Device = "auto",
 ) -> None:
     """Attack one image against a gallery, and show the list before and after."""
+    from .auditing.single import attack_one
     from .console import Console
     from .settings import check
-    from .single import attack_one
 
     check(save is None or save.suffix.lower() == ".png", "--save wants a .png: other formats lose the perturbation")
     done = attack_one(

@@ -8,13 +8,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .attacks import Scene
-from .console import Report
-from .data.datasets import Dataset, Split, dataset, folder_split
-from .errors import DataError
-from .monitors import Images, load_images
-from .random import Key
-from .settings import DataSettings
+from ..attacks import Scene
+from ..console import Report
+from ..data.datasets import Dataset, Split, dataset, folder_split
+from ..errors import DataError
+from ..monitors import Images, load_images
+from ..random import Key
+from ..settings import DataSettings
 
 __all__ = ["Data", "Material", "prepare", "sample", "splits_of"]
 

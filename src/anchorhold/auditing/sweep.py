@@ -8,15 +8,15 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from .attacks import Attacked, Goal, Scene, attack
-from .attacks.goal import aimed
-from .console import Report
-from .geometry import Retrieved, euclidean, retrieve
+from ..attacks import Attacked, Goal, Scene, attack
+from ..attacks.goal import aimed
+from ..console import Report
+from ..geometry import Retrieved, euclidean, retrieve
+from ..model.frozen import Embed, precise
+from ..perturb.ascend import Budget
+from ..perturb.ball import Ball
+from ..random import Key
 from .intake import Material
-from .model.frozen import Embed, precise
-from .perturb.ascend import Budget
-from .perturb.ball import Ball
-from .random import Key
 from .shards import Shard, Shards
 from .verdict import RunRows
 

@@ -7,20 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .attacks import ProtocolName, Scene, attack, goal_named
-from .auditing import AuditSettings, as_victim, living_on
-from .console import Report, Silent
-from .data.datasets import Split
-from .data.store import centre_crop, decode
-from .device import device_named
-from .errors import DataError
-from .geometry import Retrieved
+from ..attacks import ProtocolName, Scene, attack, goal_named
+from ..console import Report, Silent
+from ..data.datasets import Split
+from ..data.store import centre_crop, decode
+from ..device import device_named
+from ..errors import DataError
+from ..geometry import Retrieved
+from ..model.chunked import chunked
+from ..model.frozen import embed_all, frozen
+from ..random import Key
+from ..record import atomic
+from ..settings import check
 from .intake import Data, Material, prepare
-from .model.chunked import chunked
-from .model.frozen import embed_all, frozen
-from .random import Key
-from .record import atomic
-from .settings import check
+from .run import AuditSettings, as_victim, living_on
 from .sweep import NEIGHBOURS, shown_lists, to_bytes
 
 __all__ = ["Single", "attack_one"]

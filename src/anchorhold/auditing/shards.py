@@ -16,8 +16,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from .errors import RunError
-from .record import atomic
+from ..errors import RunError
+from ..record import atomic
 
 __all__ = ["Shard", "Shards"]
 

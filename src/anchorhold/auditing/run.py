@@ -20,23 +20,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from . import __version__, checks
-from .attacks import Goal, Scene, fgsm, goal_named
-from .console import Report, Silent, duration
-from .device import computing, device_named
-from .errors import AnchorholdError, Interrupted, ModelError
+from .. import __version__, checks
+from ..attacks import Goal, Scene, fgsm, goal_named
+from ..console import Report, Silent, duration
+from ..device import computing, device_named
+from ..errors import AnchorholdError, Interrupted, ModelError
+from ..metrics import nmi, score_queries
+from ..model.chunked import chunked
+from ..model.embedder import Embedder
+from ..model.frozen import Embed, connected, embed_all, frozen
+from ..model.victim import Victim, wrap
+from ..perturb.ascend import Budget
+from ..perturb.ball import Ball
+from ..random import Key
+from ..record import provenance
+from ..scores import Interval, interval, resampled_means
+from ..settings import check
 from .intake import Data, Material, prepare, sample
-from .metrics import nmi, score_queries
-from .model.chunked import chunked
-from .model.embedder import Embedder
-from .model.frozen import Embed, connected, embed_all, frozen
-from .model.victim import Victim, wrap
-from .perturb.ascend import Budget
-from .perturb.ball import Ball
-from .random import Key
-from .record import provenance
-from .scores import Interval, interval, resampled_means
-from .settings import check
 from .shards import Shards
 from .sweep import AttackRun, sweep
 from .verdict import Audit, Column, Flag, RunRows, outcome

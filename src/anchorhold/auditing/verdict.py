@@ -40,10 +40,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from .errors import SettingsError
-from .random import Key
-from .record import atomic
-from .scores import (
+from ..errors import SettingsError
+from ..random import Key
+from ..record import atomic
+from ..scores import (
     ARS_COLUMNS,
     ERS_COLUMNS,
     Interval,
@@ -54,7 +54,7 @@ from .scores import (
     overall,
     resampled_means,
 )
-from .scores import ars as ars_of
+from ..scores import ars as ars_of
 
 __all__ = ["SCHEMA", "Audit", "Column", "Flag", "Outcome", "RunRows", "Score", "estimate", "outcome"]
 

@@ -1,0 +1,14 @@
+"""How robust is this model, and can the answer be trusted?
+
+intake    what is audited: data in every form becomes queries and a gallery
+sweep     one attack on all of them, in fixed batches; `shards` keeps what is done
+verdict   what came out: columns, scores, intervals, flags, and how it is written
+run       audit(): all of it together
+single    one image, and its list before and after
+"""
+
+from .run import AuditSettings, Evidence, audit, flags_of
+from .single import attack_one
+from .verdict import Audit
+
+__all__ = ["Audit", "AuditSettings", "Evidence", "attack_one", "audit", "flags_of"]
