@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold as ah
-from anchorhold import sweep as sweep_room
 from anchorhold.attacks import Scene, attack, goal_named
-from anchorhold.auditing.run import NINE, Evidence
+from anchorhold.auditing import sweep as sweep_room
 from anchorhold.auditing.intake import sample
+from anchorhold.auditing.run import NINE, Evidence
 from anchorhold.auditing.verdict import SCHEMA, Audit, estimate
 from anchorhold.data.datasets import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
@@ -330,7 +330,7 @@ def test_a_stopped_audit_goes_on_and_ends_the_same(
 def test_killed_without_warning(model: Embedder, digits: Split, tmp_path: Path) -> None:
     script = f"""
         import torch, anchorhold as ah, os, signal
-        from anchorhold import sweep
+        from anchorhold.auditing import sweep
         torch.set_num_threads(1)
         data = ah.dataset("digits").test
         data = data.keep(torch.arange(0, len(data), 4))
