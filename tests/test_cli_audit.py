@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from anchorhold import cli
+from anchorhold.errors import SettingsError
 from anchorhold.model.embedder import Embedder
 
 QUICK = ["--data", "digits", "--steps", "2", "--device", "cpu"]
@@ -153,3 +154,11 @@ def test_one_perturbed_image_stays_in_its_ball() -> None:
     assert 0 < moved.max() <= 26 and done.image.dtype == torch.uint8
     before, after = done.measures["TMA"]
     assert after > before
+
+
+def test_attacks_take_settings() -> None:
+    assert cli._attacks("") is None
+    assert cli._attacks("CA+:w=5, ES") == {"CA+": {"w": 5}, "ES": {}}
+    assert cli._attacks("CA+:w=2:margin=0.1") == {"CA+": {"w": 2, "margin": 0.1}}
+    with pytest.raises(SettingsError, match="write settings as in"):
+        cli._attacks("ES:D")

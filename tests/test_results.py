@@ -62,6 +62,14 @@ def test_an_audit_row_repeats_its_audit(path: str, protocol: str, cells: str) ->
     assert anchorhold.ers(values) == pytest.approx(score["value"])
 
 
+def test_the_readme_repeats_the_audits() -> None:
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for name, words in (("natural", "has ERS {} as published and {} as described"), ("hm-lga", "HM[S, LGA] {} and {}")):
+        found = json.loads((ROOT / "results" / "cub" / name / "audit.json").read_text())["protocols"]
+        values = (f"{found[protocol]['ers']['value']:.1f}" for protocol in ("published", "corrected"))
+        assert words.format(*values) in readme
+
+
 def test_no_result_names_a_path_of_a_machine() -> None:
     for path in (ROOT / "results").rglob("*.json"):
         for value in re.findall(r'"(/[^"]*)"', path.read_text()):

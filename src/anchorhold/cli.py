@@ -146,7 +146,9 @@ def audit(
     data: Data,
     root: Root = None,
     protocol: Annotated[str, typer.Option(help="both, published (as in print) or corrected")] = "both",
-    attacks: Annotated[str, typer.Option(help="Some of them, such as CA+,ES; by default the nine of ERS")] = "",
+    attacks: Annotated[
+        str, typer.Option(help="Some of them, such as CA+,ES or CA+:w=5,QA-:m=2; by default the nine of ERS")
+    ] = "",
     limit: Annotated[int, typer.Option(help="How many images are attacked, a sample over all classes")] = 1000,
     full: Annotated[bool, typer.Option("--full", help="Attack all images")] = False,
     eps: Eps = "8/255",
@@ -176,7 +178,7 @@ def audit(
         victim,
         _data(data, root),
         protocols=protocols,
-        attacks=[name.strip() for name in attacks.split(",") if name.strip()] or None,
+        attacks=_attacks(attacks),
         limit=0 if full else limit,
         eps=_number("--eps", eps),
         alpha=_number("--alpha", alpha),
@@ -299,6 +301,20 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
     check(not (folder and placed), f"{data} is a folder already: leave out --root and data.root")
     _put(tree, "data", "name", name)
     _put(tree, "data", "root", data if folder else root and str(root))
+
+
+def _attacks(text: str) -> dict[str, dict[str, Any]] | None:
+    """`CA+:w=5,ES` as names with their settings; None where nothing was said."""
+    from .settings import check
+
+    chosen: dict[str, dict[str, Any]] = {}
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        name, *changes = each.split(":")
+        # ES:D and ES:R are columns of one attack, and their letter is no setting.
+        check(all("=" in change for change in changes), f"--attacks {each}: write settings as in CA+:w=5")
+        pairs = (change.split("=", 1) for change in changes)
+        chosen[name] = {key: int(value) if value.isdigit() else _number(f"{name}:{key}", value) for key, value in pairs}
+    return chosen or None
 
 
 def _number(option: str, text: str) -> float:
