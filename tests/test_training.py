@@ -231,25 +231,46 @@ def _run(path: Path) -> Any:
     return Run(path)
 
 
+@pytest.fixture
+def listening() -> Any:
+    """SIGINT as an interactive program has it; a job in the background starts with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupting_natural(monkeypatch: pytest.MonkeyPatch) -> None:
+    natural = DEFENCES["natural"].run
+
+    def interrupting(step: Step, settings: Any) -> Any:
+        if step.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield from natural(step, settings)
+
+    monkeypatch.setitem(DEFENCES, "natural", Defence(interrupting, NaturalSettings))
+
+
+@pytest.mark.usefixtures("listening")
 def test_ctrl_c_saves_and_says_how_to_go_on(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fit(digits, tmp_path / "alone", "natural")
-
-    def interrupting(step: Step, settings: Any) -> Any:
-        if step.epoch == 1 and "asked" not in step.state:
-            os.kill(os.getpid(), signal.SIGINT)
-        yield from DEFENCES_BEFORE["natural"].run(step, settings)
-
-    DEFENCES_BEFORE = dict(DEFENCES)
-    monkeypatch.setitem(DEFENCES, "natural", Defence(interrupting, NaturalSettings))
-    with pytest.raises(Interrupted, match=r"step 30; to go on: anchorhold resume"):
-        fit(digits, tmp_path / "run", "natural", train={"checkpoint_seconds": 999})
+    with monkeypatch.context() as patch:
+        interrupting_natural(patch)
+        with pytest.raises(Interrupted, match=r"step 30; to go on: anchorhold resume"):
+            fit(digits, tmp_path / "run", "natural", train={"checkpoint_seconds": 999})
     assert _run(tmp_path / "run").read_json()["status"] == "interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # handlers are put back
-    monkeypatch.setitem(DEFENCES, "natural", DEFENCES_BEFORE["natural"])
     ah.resume(tmp_path / "run", device="cpu")
     assert same(tmp_path / "alone", tmp_path / "run")
+
+
+@pytest.mark.usefixtures("listening")
+def test_an_ignored_signal_stays_ignored(digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupting_natural(monkeypatch)
+    assert fit(digits, tmp_path / "run", "natural").read_json()["status"] == "done"
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_resume_refuses_other_data_and_finished_runs_stay(digits: ah.Dataset, tmp_path: Path) -> None:
