@@ -1,7 +1,6 @@
 """`anchorhold audit` and `anchorhold attack`: what they print and write, and one clear line for every mistake."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from anchorhold import cli
 from anchorhold.errors import SettingsError
 from anchorhold.model.embedder import Embedder
+from tests.test_cli import run
 
 QUICK = ["--data", "digits", "--steps", "2", "--device", "cpu"]
 
@@ -36,17 +36,6 @@ def photographs(place: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (12, 10), (80 * "abc".index(name), 60 * index, 90)).save(path)
     Image.new("RGB", (9, 9), (10, 200, 30)).save(place / "mine.png")
-
-
-def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["anchorhold", *arguments])
-    try:
-        cli.main()
-        code = 0
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,19 +3,31 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from anchorhold.console import Silent
 from anchorhold.demo import EPSILONS, run_demo, table
+from anchorhold.monitors import recall_under_attack
+from anchorhold.perturb.ascend import Budget
+from anchorhold.perturb.ball import Ball
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = sorted((ROOT / "results" / "demo").glob("seed-*.json"))
 
 
-def test_the_demo_trains_attacks_and_tells(tmp_path: Path) -> None:
+def test_the_demo_trains_attacks_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[tuple[Any, ...]] = []
+
+    def spy(model: Any, images: Any, gallery: Any, ball: Ball, budget: Budget, *rest: Any) -> float:
+        spent.append((ball, budget.steps, budget.restarts))
+        return recall_under_attack(model, images, gallery, ball, budget, *rest)
+
+    monkeypatch.setattr("anchorhold.demo.recall_under_attack", spy)
     quick = {"train": {"epochs": 1, "evaluate_every": 9}, "defence": {}, "model": {"dim": 8}}
     result = run_demo(tmp_path, seed=4, report=Silent(), overrides=quick, queries=40)
+    assert spent == 2 * [(Ball(eps), 40, 2) for eps in EPSILONS]  # what the table says was spent on both models
     for name in ("natural", "robust"):
         kept = result[name]["attacked"]
         assert len(kept) == len(EPSILONS) and kept == sorted(kept, reverse=True)
@@ -35,7 +47,7 @@ def test_the_recorded_demos_hold_what_is_claimed(path: Path) -> None:
 
 
 def test_the_readme_repeats_the_recorded_demo() -> None:
-    assert len(RESULTS) == 3
+    assert len(RESULTS) == 6
     result = json.loads(RESULTS[0].read_text())
     readme = (ROOT / "README.md").read_text()
     for name in ("natural", "robust"):

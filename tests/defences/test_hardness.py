@@ -97,6 +97,21 @@ def test_a_batch_of_one_class_is_no_reason_to_fail(name: str) -> None:
     assert loss.isfinite() and all(g.isfinite().all() for g in gradients)
 
 
+def test_source_and_destination_are_drawn_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Semihard falls back to random negatives in this batch, so with one key it would mostly repeat the source."""
+    drawn: list[Tensor] = []
+    mine = Step.mine
+
+    def spy(step: Step, sampler: str, *rest: Any, **more: Any) -> Any:
+        drawn.append((found := mine(step, "random", *rest, **more)).negative)
+        return found
+
+    monkeypatch.setattr(Step, "mine", spy)
+    step = make_step(labels=[c for c in range(12) for _ in "ab"])
+    train(step, hardness_manipulation(step, HardnessSettings("softhard", "semihard", steps=0)))
+    assert len(drawn) == 2 and not torch.equal(*drawn)
+
+
 def test_mining_stays_inside_its_groups() -> None:
     step = make_step(mining_pairs=2)
     with step.frozen() as embed:
