@@ -27,11 +27,11 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {})
     model, optimiser = trained(0)
     at = Progress(epoch=2, index=3, step=44, collapsed=1, seconds=1.5, image_steps=7.0, meters={"loss": [0.5, 2]})
-    checkpoint.save(run, model, optimiser, {"previous_loss": torch.tensor(0.3)}, at)
+    checkpoint.save(run, {"model": model}, optimiser, {"state": {"previous_loss": torch.tensor(0.3)}}, at)
     other, fresh = trained(1)
     fresh.state.clear()
     state: dict[str, torch.Tensor] = {}
-    assert checkpoint.restore(run, other, fresh, state) == at
+    assert checkpoint.restore(run, {"model": other}, fresh, {"state": state}) == at
     assert state == {"previous_loss": torch.tensor(0.3)}
     for a, b in zip(model.parameters(), other.parameters()):
         assert torch.equal(a, b)
@@ -43,11 +43,11 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 def test_no_checkpoint_yet_and_never_one_with_a_nan(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {})
     model, optimiser = trained(0)
-    assert checkpoint.restore(run, model, optimiser, {}) is None
-    checkpoint.save(run, model, optimiser, {}, Progress(step=1))
+    assert checkpoint.restore(run, {"model": model}, optimiser, {}) is None
+    checkpoint.save(run, {"model": model}, optimiser, {}, Progress(step=1))
     next(model.parameters()).data[0] = float("nan")
     with pytest.raises(RunError, match="by step 2; the checkpoint before it is kept"):
-        checkpoint.save(run, model, optimiser, {}, Progress(step=2))
+        checkpoint.save(run, {"model": model}, optimiser, {}, Progress(step=2))
     assert (run.load() or ({}, {}))[1]["step"] == 1
 
 

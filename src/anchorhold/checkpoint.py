@@ -1,6 +1,6 @@
 """Where a run stands: what a checkpoint holds, and how it is written and read back."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -25,38 +25,64 @@ class Progress:
     meters: dict[str, list[float]] = field(default_factory=dict)  # name: [sum, count] over this epoch
 
 
-def save(run: Run, model: nn.Module, optimiser: torch.optim.Adam, state: dict[str, Tensor], at: Progress) -> None:
-    """Write model, optimiser, defence state and progress as one file; never one with a NaN in it."""
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
-        for part, value in optimiser.state.get(parameter, {}).items():
-            tensors[f"optimiser.{name}.{part}"] = value
-    tensors |= {f"state.{name}": value for name, value in state.items()}
-    if not all(bool(torch.isfinite(v).all()) for v in tensors.values() if v.is_floating_point()):
+def save(
+    run: Run,
+    parts: Mapping[str, nn.Module],
+    optimiser: torch.optim.Adam,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    at: Progress,
+) -> None:
+    """Write modules, optimiser, loose tensors and progress as one file, each under its name; never one with a NaN.
+
+    `parts` are modules by name (model, and a defence's companion), `tensors` dicts by name (state, ema).
+    """
+    whole = {f"{part}.{name}": value for part, module in parts.items() for name, value in module.state_dict().items()}
+    for name, parameter in _parameters(parts):
+        for piece, value in optimiser.state.get(parameter, {}).items():
+            whole[f"optimiser.{name}.{piece}"] = value
+    whole |= {f"{part}.{name}": value for part, values in tensors.items() for name, value in values.items()}
+    if not all(bool(torch.isfinite(v).all()) for v in whole.values() if v.is_floating_point()):
         raise RunError(f"a weight became NaN or infinite by step {at.step}; the checkpoint before it is kept")
-    run.save(tensors, vars(at))
+    run.save(whole, vars(at))
 
 
-def restore(run: Run, model: nn.Module, optimiser: torch.optim.Adam, state: dict[str, Tensor]) -> Progress | None:
-    """Put the last checkpoint back into model, optimiser and state; None where there is none yet."""
+def restore(
+    run: Run,
+    parts: Mapping[str, nn.Module],
+    optimiser: torch.optim.Adam,
+    tensors: Mapping[str, dict[str, Tensor]],
+) -> Progress | None:
+    """Put the last checkpoint back into what `save` was given; None where there is none yet."""
     loaded = run.load()
     if loaded is None:
         return None
-    tensors, at = loaded
-    device = next(model.parameters()).device
-    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-    for name, parameter in model.named_parameters():
-        parts = {p: tensors.get(f"optimiser.{name}.{p}") for p in ("step", "exp_avg", "exp_avg_sq")}
-        count = parts.pop("step")
+    whole, at = loaded
+    device = next(parts["model"].parameters()).device
+
+    def under(part: str) -> dict[str, Tensor]:
+        return {name.removeprefix(f"{part}."): v for name, v in whole.items() if name.startswith(f"{part}.")}
+
+    for part, module in parts.items():
+        module.load_state_dict(under(part))
+    for name, parameter in _parameters(parts):
+        moments = {p: whole.get(f"optimiser.{name}.{p}") for p in ("step", "exp_avg", "exp_avg_sq")}
+        count = moments.pop("step")
         if count is not None:
             # Moments take the memory layout of their weight: the fused optimiser reads both in memory order.
-            moments = {p: torch.empty_like(parameter).copy_(v) for p, v in parts.items() if v is not None}
+            laid = {p: torch.empty_like(parameter).copy_(v) for p, v in moments.items() if v is not None}
             optimiser.state[parameter] = {
                 "step": count.to(parameter.device) if optimiser.defaults["fused"] else count,
-                **moments,
+                **laid,
             }
-    state |= {k.removeprefix("state."): v.to(device) for k, v in tensors.items() if k.startswith("state.")}
+    for part, values in tensors.items():
+        values |= {name: v.to(device) for name, v in under(part).items()}
     return Progress(**at)
+
+
+def _parameters(parts: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """All that is trained; the model's by their own names, others with their part's before it."""
+    for part, module in parts.items():
+        yield from module.named_parameters(prefix="" if part == "model" else part)
 
 
 class Meters:

@@ -19,9 +19,9 @@ from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .settings import DataSettings
-from .triplets import mine
+from .triplets import collapseness, hardness, mine
 
-__all__ = ["Images", "load_images", "recall_under_attack", "retrieval", "separability"]
+__all__ = ["Images", "load_images", "recall_under_attack", "retrieval", "signs_of_collapse"]
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,29 @@ def load_images(split: Split, settings: DataSettings, device: torch.device, repo
     return Images(decoded.split, store, labels, settings.crop or None, settings.flip)
 
 
-def separability(model: nn.Module, images: Images, key: Key) -> dict[str, float]:
-    """(mean d(a,n) − mean d(a,p)) / d̄ on clean random triplets of one fixed batch (002 section 4.4).
+def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, float]:
+    """What tells a collapse, on clean random triplets of one batch that is the same in every epoch.
 
-    d̄ is the mean distance over all pairs of that batch. Near 0, or with d̄ near 0, the model has collapsed.
+    `separability` is (mean d(a,n) − mean d(a,p)) / d̄ (002 section 4.4), d̄ (`mean_distance`) the mean distance over
+    all pairs of the batch: near 0, or with d̄ near 0, the model has collapsed. Beside them the triplets' hardness,
+    mean and variance, their collapseness C (002 equation 5), and the mean cosine of clean pairs, which ICS raises.
     """
     (ids, *_) = pair_batches(images.split.labels, 256, key)
     with frozen(model) as embed:
         e = embed_all(embed, images.plain(ids))
     chosen = mine("random", e, images.labels[ids.to(e.device)], key)
-    gap = euclidean(e[chosen.anchor], e[chosen.negative]) - euclidean(e[chosen.anchor], e[chosen.positive])
-    mean = distance_matrix(e, e).sum() / (len(e) * (len(e) - 1))
-    return {"separability": (gap.mean() / mean.clamp(min=1e-12)).item(), "mean_distance": mean.item()}
+    a, p, n = e[chosen.anchor], e[chosen.positive], e[chosen.negative]
+    h, pairs = hardness(a, p, n), len(e) * (len(e) - 1)
+    mean = distance_matrix(e, e).sum() / pairs
+    signs = {
+        "separability": -h.mean() / mean.clamp(min=1e-12),
+        "mean_distance": mean,
+        "hardness": h.mean(),
+        "hardness_variance": h.var(correction=0),
+        "collapseness": collapseness(euclidean(a, p), euclidean(a, n)),
+        "mean_cosine": (e.sum(0).square().sum() - e.square().sum()) / pairs,
+    }
+    return {name: sign.item() for name, sign in signs.items()}
 
 
 def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:

@@ -109,6 +109,8 @@ class TrainSettings:
     attack_eps: float = 0.0  # above 0 each look is also taken under an attack on R@1 of this size
     attack_steps: int = 20
     attack_queries: int = 500
+    benign: float = 0.0  # share of the batches that are left unperturbed
+    ema: float = 0.0  # decay of a running mean of the weights, which is then what is looked at and exported; 0 is off
     checkpoint_seconds: float = 60.0
     on_collapse: Literal["stop", "warn"] = "stop"
     collapse_warmup: int = 2  # epochs before collapse is judged
@@ -117,7 +119,9 @@ class TrainSettings:
     def __post_init__(self) -> None:
         _check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)
         _check_least("train", self, attack_eps=0, attack_steps=0, attack_queries=0)
-        _check_least("train", self, collapse_warmup=0, collapse_separability=0)
+        _check_least("train", self, collapse_warmup=0, collapse_separability=0, benign=0, ema=0)
+        check(self.benign <= 1, f"train.benign is a share of the batches, between 0 and 1, got {self.benign}")
+        check(self.ema < 1, f"train.ema is a decay below 1, such as 0.999, got {self.ema}")
         check(self.seed < 2**63, f"train.seed must be below 2**63, got {self.seed}")
 
 

@@ -19,7 +19,7 @@ from shlex import quote
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import checkpoint
 from . import settings as _settings
@@ -27,11 +27,12 @@ from .checkpoint import Meters, Progress
 from .console import Report, Silent, duration
 from .data.batches import class_batches, pair_batches
 from .data.datasets import Dataset, dataset
-from .defences import DEFENCES, Batch, Step
+from .defences import DEFENCES, Batch, Inner, Step
 from .device import computing, device_named
 from .errors import Interrupted, RunError
+from .model.average import Average
 from .model.embedder import Embedder
-from .monitors import Images, load_images, recall_under_attack, retrieval, separability
+from .monitors import Images, load_images, recall_under_attack, retrieval, signs_of_collapse
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
@@ -155,16 +156,20 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     model.to(device)
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)
+    defence = DEFENCES[to_dict(settings)["defence"]["name"]]
+    parts: dict[str, nn.Module] = {"model": model}
+    if defence.companion is not None:
+        parts["companion"] = defence.companion(model, images.labels, settings.defence).to(device)
     optimiser = torch.optim.Adam(
-        model.parameters(),
+        [p for part in parts.values() for p in part.parameters() if p.requires_grad],
         lr=settings.optimiser.lr,
         fused=device.type == "cuda",
         weight_decay=settings.optimiser.weight_decay,
     )
-    defence = DEFENCES[to_dict(settings)["defence"]["name"]]
-    state: dict[str, Tensor] = {}
+    average = Average(model, train.ema)
+    loose: dict[str, dict[str, Tensor]] = {"state": {}, "ema": average.tensors}
     run.tidy()
-    restored = checkpoint.restore(run, model, optimiser, state)
+    restored = checkpoint.restore(run, parts, optimiser, loose)
     if run.broken:
         report.say(run.broken)
     at = restored or Progress()
@@ -178,7 +183,7 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     def save() -> None:
         nonlocal saved
         at.seconds, at.meters = spent + time.monotonic() - begun, meters.sums()
-        checkpoint.save(run, model, optimiser, state, at)
+        checkpoint.save(run, parts, optimiser, loose, at)
         saved = time.monotonic()
 
     if restored is None:
@@ -193,22 +198,25 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             model.train()
             for ids, view in zip(plan[at.index :], views):
                 ids = ids.to(device)
-                batch = Batch(view, images.labels[ids], ids)
+                benign = train.benign > 0 and key("benign").uniform(torch.tensor([at.step])).item() < train.benign
                 step = Step(
                     model,
-                    batch,
+                    Batch(view, images.labels[ids], ids),
                     at.epoch,
                     train.epochs,
                     key("step", at.step),
-                    state,
+                    # What a defence remembers is of perturbed batches: a benign one leaves no trace in it.
+                    dict(loose["state"]) if benign else loose["state"],
                     meters.add,
                     precision,
                     settings.batch.mining_pairs,
+                    parts.get("companion"),
                 )
-                for loss in defence.run(step, settings.defence):
+                for loss in defence.run(step, _unperturbed(settings.defence) if benign else settings.defence):
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
                     optimiser.step()
+                    average.update()
                     finite &= torch.isfinite(loss.detach())
                     meters.add("loss", loss.detach())
                 at.index, at.step = at.index + 1, at.step + 1
@@ -228,15 +236,15 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     _check_finite(run, bool(finite), at, report)
                     save()
             at.image_steps += meters.total("image_steps")
-            row = {
-                "step": at.step,
-                "epoch": at.epoch + 1,
-                **meters.means(),
-                **separability(model, images, key("collapse")),
-            }
             at.epoch, at.index = at.epoch + 1, 0
-            if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
-                row |= _look(model, test, settings, key("look"), precision)
+            with average.lent():
+                row = {"step": at.step, "epoch": at.epoch, **meters.means()}
+                row |= signs_of_collapse(model, images, key("collapse"))
+                if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
+                    if defence.look is not None:
+                        row |= defence.look(*parts.values(), images, settings.defence, key("look"), precision)
+                    else:
+                        row |= _look(model, test, settings, key("look"), precision)
             meters.reset()
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
             run.append(row)
@@ -244,13 +252,19 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             _judge_collapse(run, settings, at, row, report)
             if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
                 save()
-    model.save(run.path / "model.safetensors")
+    with average.lent():
+        model.save(run.path / "model.safetensors")
     run.update_json(
         status="done",
         final=run.metrics()[-1] if run.metrics() else {},
         seconds=round(at.seconds, 2),
         image_steps=round(at.image_steps),
     )
+
+
+def _unperturbed(defence: Any) -> Any:
+    """The settings of the same defence without its attack."""
+    return replace(defence, eps=0.0, steps=0) if isinstance(defence, Inner) else defence
 
 
 def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:

@@ -27,6 +27,7 @@ __all__ = [
     "Triplets",
     "View",
     "candidates",
+    "collapseness",
     "distance_weights",
     "hardness",
     "mine",
@@ -53,6 +54,27 @@ def hardness(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
     tensor(-2.)
     """
     return euclidean(a, p) - euclidean(a, n)
+
+
+def collapseness(
+    positive: Tensor, negative: Tensor, attention: float = 10.0, *, far: bool = False, carry: bool = False
+) -> Tensor:
+    """How near a batch is to collapse: C = d_ω(A, P) − d_ω(A, N), 002 equations 5 to 7; `attention` is its λ.
+
+    `positive` and `negative` (B,) are d(a_i, p_i) and d(a_i, n_i). d_ω is their mean weighted by exp(−λ(d − min d)),
+    so near pairs count most, or by exp(λ(d − max d)) with `far`, as the published code has it. With λ = 0 it is the
+    mean hardness. The weights are constants unless they `carry` a gradient.
+
+    >>> collapseness(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]), attention=0)
+    tensor(0.5000)
+    """
+    sign = 1 if far else -1
+
+    def weighted(d: Tensor) -> Tensor:
+        weights = torch.softmax(sign * attention * (d if carry else d.detach()), 0)
+        return (weights * d).sum()
+
+    return weighted(positive) - weighted(negative)
 
 
 @dataclass(frozen=True)

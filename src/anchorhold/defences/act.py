@@ -12,30 +12,26 @@ from torch import Tensor
 
 from .. import losses
 from ..geometry import euclidean
-from ..perturb.ascend import Budget, Objective, ascend
-from ..perturb.ball import Ball
+from ..perturb.ascend import Objective
 from ..settings import check, nearest
 from ..triplets import SAMPLERS
-from .step import Step
+from .step import Inner, Step
 
 __all__ = ["ActSettings", "anti_collapse", "collapse_pair"]
 
 
 @dataclass(frozen=True)
-class ActSettings:
+class ActSettings(Inner):
     """ACT[sampler] of 001's tables; the default is ACT[R] with 8 steps."""
 
     sampler: str = "random"
     margin: float = 0.2
     window: float = 1.0  # how far beyond the positive a semihard negative may lie: not γ here, as in the published code
-    eps: float = 8 / 255
-    alpha: float = 1 / 255
-    steps: int = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self.sampler in SAMPLERS, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLERS)}")
         check(self.margin >= 0 and self.window > 0, "the margin must not be negative, and the window must be above 0")
-        check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
 
 
 def collapse_pair() -> Objective:
@@ -50,9 +46,9 @@ def anti_collapse(step: Step, settings: ActSettings) -> Iterator[Tensor]:
         with torch.no_grad():
             clean = embed(images)
         chosen = step.mine(settings.sampler, clean, settings.window)
-        units = images[torch.stack([chosen.positive, chosen.negative], dim=1)]
-        ascent = ascend(embed, units, collapse_pair(), Ball(settings.eps), Budget(settings.steps, settings.alpha))
-    step.log("image_steps", float(ascent.image_steps))
-    views = torch.cat([images[chosen.anchor, None], ascent.images], dim=1)
+        pairs = torch.stack([chosen.positive, chosen.negative], dim=1)
+        units = step.perturb(embed, images[pairs], collapse_pair(), settings)
+    views = torch.cat([images[chosen.anchor, None], units], dim=1)
     a, p, n = step.embed(views.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
+    step.log_shift(clean[pairs], torch.stack([p, n], dim=1), 2, clean)
     yield losses.triplet(a, p, n, settings.margin)

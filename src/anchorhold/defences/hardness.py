@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from ..perturb.ascend import Budget, Objective, ascend
-from ..perturb.ball import Ball
+from ..perturb.ascend import Objective
 from ..settings import check, nearest
 from ..triplets import SAMPLERS, hardness
-from .step import Step
+from .step import Inner, Step
 
 __all__ = ["HardnessSettings", "hardness_manipulation", "lga", "raise_hardness"]
 
@@ -23,17 +22,15 @@ FIRST_LOSS = 2.0  # the previous loss before there is one: anything ≥ γ makes
 
 
 @dataclass(frozen=True)
-class HardnessSettings:
+class HardnessSettings(Inner):
     """HM[source, destination] of 001's tables; the default is HM[S, LGA] with 8 steps."""
 
     source: str = "softhard"
     destination: float | str = "lga"  # a sampler, a constant in [-2, 2] (2 is min-max), or lga
     margin: float = 0.2
-    eps: float = 8 / 255
-    alpha: float = 1 / 255
-    steps: int = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self.source in SAMPLERS, f"no sampler {self.source!r}; {nearest(self.source, SAMPLERS)}")
         if isinstance(self.destination, str):
             names = [*SAMPLERS, "lga"]
@@ -47,7 +44,6 @@ class HardnessSettings:
                 f"hardness lies in [-2, 2], so destination = {self.destination} does not",
             )
         check(self.margin > 0, f"LGA scales with the margin, which must be above 0, got {self.margin}")
-        check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
 
 
 def lga(previous_loss: Tensor, margin: float) -> Tensor:
@@ -83,18 +79,13 @@ def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Te
         # A destination from the source's own sampler means the same triplets: nothing to raise.
         if settings.destination != settings.source:
             goal = raise_hardness(_destination(step, settings, clean, before))
-            budget = Budget(settings.steps, settings.alpha)
-            ascent = ascend(embed, units, goal, Ball(settings.eps), budget, embedded=clean[triplets])
-            units = ascent.images
-            step.log("image_steps", float(ascent.image_steps))
-            if ascent.active:
-                step.log("active_first", ascent.active[0] / max(len(units), 1))
-                step.log("active_last", ascent.active[-1] / max(len(units), 1))
+            units = step.perturb(embed, units, goal, settings, embedded=clean[triplets])
     a, p, n = step.embed(units.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)
     step.state["previous_loss"] = loss.detach()
     step.log("hardness_before", before.mean())
     step.log("hardness_after", hardness(a.detach(), p.detach(), n.detach()).mean())
+    step.log_shift(clean[triplets], torch.stack([a, p, n], dim=1), 3, clean)
     yield loss
 
 

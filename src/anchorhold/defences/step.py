@@ -3,15 +3,42 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..geometry import distance_matrix, euclidean
 from ..model.frozen import Embed, frozen
+from ..perturb.ascend import Budget, Objective, ascend
+from ..perturb.ball import Ball
 from ..random import Key
+from ..settings import check
 from ..triplets import Triplets, mine
 
-__all__ = ["Batch", "Step"]
+__all__ = ["Batch", "Inner", "Step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """The attack inside a training step; the defences' settings extend it. The defaults are the papers' for 224 px."""
+
+    eps: float = 8 / 255
+    alpha: float = 1 / 255
+    steps: int = 8
+    norm: Literal["linf", "l2"] = "linf"
+    start: Literal["zero", "random"] = "zero"
+
+    def __post_init__(self) -> None:
+        check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
+
+    @property
+    def ball(self) -> Ball:
+        return Ball(self.eps, self.norm)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.steps, self.alpha, start=self.start)
 
 
 @dataclass(frozen=True)
@@ -36,6 +63,7 @@ class Step:
     log: Callable[[str, Tensor | float], None] = lambda name, value: None
     precision: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     mining_pairs: int = 0
+    companion: nn.Module | None = None  # what a defence trains or asks besides the model (`Defence.companion`)
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit vectors with gradient to the weights, in the run's precision."""
@@ -59,3 +87,33 @@ class Step:
     def mine(self, sampler: str, embeddings: Tensor, margin: float, purpose: str = "source") -> Triplets:
         """Triplets of this batch, inside groups that do not depend on how the batch is spread."""
         return mine(sampler, embeddings, self.batch.labels, self.key(purpose), group=self.mining_pairs, margin=margin)
+
+    def perturb(
+        self,
+        embed: Embed,
+        units: Tensor,
+        objective: Objective,
+        inner: Inner,
+        moves: tuple[bool, ...] | None = None,
+        embedded: Tensor | None = None,
+    ) -> Tensor:
+        """The units (U, V, C, H, W) where the inner attack leaves them; what it took goes into the log."""
+        key = self.key("start")
+        ascent = ascend(embed, units, objective, inner.ball, inner.budget, moves, key=key, embedded=embedded)
+        self.log("image_steps", float(ascent.image_steps))
+        if ascent.active:
+            self.log("active_first", ascent.active[0] / max(len(units), 1))
+            self.log("active_last", ascent.active[-1] / max(len(units), 1))
+        return ascent.images
+
+    def log_shift(self, clean: Tensor, moved: Tensor, members: int, batch: Tensor) -> None:
+        """How far perturbations moved embeddings (002 figure 5): the mean over all that were perturbed, by d̄.
+
+        `clean` and `moved` (…, D) are the perturbed members before and after, `members` how many of a triplet those
+        are, and `batch` (B, D) the clean batch, whose mean distance d̄ over all pairs takes out how wide the space is.
+        """
+        with torch.no_grad():
+            spread = distance_matrix(batch, batch).sum() / max(len(batch) * (len(batch) - 1), 1)
+            shift = euclidean(clean, moved.detach()).mean() / spread.clamp(min=1e-12)
+        self.log("shift", shift)
+        self.log("shift_overall", members * shift)
