@@ -1,0 +1,93 @@
+"""The application: how a command fails, and the options that several commands share."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import AnchorholdError, Interrupted
+
+__all__ = ["Commands", "app", "number", "numbers"]
+
+
+class Commands(TyperGroup):
+    """How a command may fail: one line and exit code 2 where the user can mend it, 130 where they stopped it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--debug" in args:  # it may stand anywhere
+            args = ["--debug", *(word for word in args if word != "--debug")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (Interrupted, KeyboardInterrupt) as error:  # left to itself, typer exits without a word
+            print(str(error) or "stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except AnchorholdError as error:
+            if ctx.params["debug"]:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Image retrieval that holds under attack: train, attack and score embedding models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
+Data = Annotated[str, typer.Option(help="cub, digits, gaussians, or a folder with a folder for each class")]
+Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
+Eps = Annotated[str, typer.Option(help="How far a pixel may move, of 1")]
+Steps = Annotated[int, typer.Option(help="Steps of PGD")]
+Method = Annotated[str, typer.Option(help="pgd or fgsm")]
+Mean = Annotated[str, typer.Option(help="For your own module: the channels' means, such as .485,.456,.406")]
+Std = Annotated[str, typer.Option(help="For your own module: their standard deviations")]
+Size = Annotated[str, typer.Option(help="Side of the images it takes, or HEIGHT,WIDTH")]
+Resize = Annotated[int | None, typer.Option(help="Files are resized to this square; by default to fit the model")]
+Crop = Annotated[int | None, typer.Option(help="And this square is cut out of its middle")]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        print(f"anchorhold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="ANCHORHOLD_DEBUG", help="Show the traceback of an error, in any command")
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit")
+    ] = False,
+) -> None:
+    """Options of every command; `Commands` reads them."""
+
+
+def number(option: str, text: str) -> float:
+    """A number, or a fraction such as 8/255."""
+    from fractions import Fraction
+
+    from ..settings import check
+
+    try:
+        return float(Fraction(text.replace(" ", "")))
+    except (ValueError, ZeroDivisionError):
+        check(False, f"{option} wants a number such as 8/255, got {text!r}")
+        raise
+
+
+def numbers(option: str, text: str) -> list[float] | None:
+    return [number(option, part) for part in text.split(",")] if text else None

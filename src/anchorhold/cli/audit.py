@@ -1,0 +1,156 @@
+"""audit and attack."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .app import Crop, Data, Device, Eps, Mean, Method, Model, Resize, Root, Size, Std, Steps, app, number, numbers
+
+
+@app.command()
+def audit(
+    model: Model,
+    data: Data,
+    root: Root = None,
+    protocol: Annotated[str, typer.Option(help="both, published (as in print) or corrected")] = "both",
+    attacks: Annotated[
+        str, typer.Option(help="Some of them, such as CA+,ES or CA+:w=5,QA-:m=2; by default the nine of ERS")
+    ] = "",
+    limit: Annotated[int, typer.Option(help="How many images are attacked, a sample over all classes")] = 1000,
+    full: Annotated[bool, typer.Option("--full", help="Attack all images")] = False,
+    eps: Eps = "8/255",
+    alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
+    steps: Steps = 32,
+    method: Method = "pgd",
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
+    resize: Resize = None,
+    crop: Crop = None,
+    on_bad_image: Annotated[str, typer.Option(help="fail or skip")] = "fail",
+    seed: Annotated[int, typer.Option(help="Another seed draws other samples and targets")] = 0,
+    batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
+    precision: Annotated[str, typer.Option(help="Of the ascent: auto (bf16 on a GPU), fp32 or bf16")] = "auto",
+    out: Annotated[Path | None, typer.Option(help="Where it is written; the same one again goes on")] = None,
+    device: Device = "auto",
+) -> None:
+    """Say how robust a model is: clean metrics, the attacks of the papers, ERS and ARS with intervals."""
+    from ..auditing import audit as run_audit
+    from ..console import Console
+
+    protocols = ("published", "corrected") if protocol == "both" else (protocol,)
+    victim = _model(model, mean, std, size)
+    out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}"
+    found = run_audit(
+        victim,
+        _data(data, root),
+        protocols=protocols,
+        attacks=_attacks(attacks),
+        limit=0 if full else limit,
+        eps=number("--eps", eps),
+        alpha=number("--alpha", alpha),
+        steps=steps,
+        method=method,  # type: ignore[arg-type]  # it is checked there
+        seed=seed,
+        batch=batch,
+        device=device,
+        precision=precision,  # type: ignore[arg-type]
+        out=out,
+        resize=resize,
+        crop=crop,
+        on_bad_image=on_bad_image,  # type: ignore[arg-type]
+        report=Console(),
+    )
+    print(found)
+    print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
+
+
+@app.command()
+def attack(
+    model: Model,
+    image: Annotated[str, typer.Argument(help="A file, or the number of an image in the data")],
+    data: Data,
+    goal: Annotated[str, typer.Option(help="CA+, CA-, QA+, QA-, TMA, ES, LTM, GTM, GTT, nearest or margin")] = "ES",
+    root: Root = None,
+    protocol: Annotated[str, typer.Option(help="published (as in print) or corrected")] = "corrected",
+    class_: Annotated[str, typer.Option("--class", help="The class of a file that is not in the data")] = "",
+    eps: Eps = "8/255",
+    alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
+    steps: Steps = 32,
+    method: Method = "pgd",
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
+    resize: Resize = None,
+    crop: Crop = None,
+    seed: Annotated[int, typer.Option(help="Another seed draws other targets")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Write the perturbed image there, as PNG")] = None,
+    device: Device = "auto",
+) -> None:
+    """Attack one image against a gallery, and show the list before and after."""
+    from ..auditing.single import attack_one
+    from ..console import Console
+    from ..settings import check
+
+    check(save is None or save.suffix.lower() == ".png", "--save wants a .png: other formats lose the perturbation")
+    done = attack_one(
+        _model(model, mean, std, size),
+        image,
+        _data(data, root),
+        goal,
+        protocol=protocol,  # type: ignore[arg-type]  # it is checked there
+        label=class_,
+        eps=number("--eps", eps),
+        alpha=number("--alpha", alpha),
+        steps=steps,
+        method=method,  # type: ignore[arg-type]
+        seed=seed,
+        device=device,
+        resize=resize,
+        crop=crop,
+        report=Console(),
+    )
+    print(done)
+    if save is not None:
+        print(f"\nthe perturbed image: {done.save(save)}")
+
+
+def _attacks(text: str) -> dict[str, dict[str, Any]] | None:
+    """`CA+:w=5,ES` as names with their settings; None where nothing was said."""
+    from ..settings import check
+
+    chosen: dict[str, dict[str, Any]] = {}
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        name, *changes = each.split(":")
+        # ES:D and ES:R are columns of one attack, and their letter is no setting.
+        check(all("=" in change for change in changes), f"--attacks {each}: write settings as in CA+:w=5")
+        pairs = (change.split("=", 1) for change in changes)
+        chosen[name] = {key: int(value) if value.isdigit() else number(f"{name}:{key}", value) for key, value in pairs}
+    return chosen or None
+
+
+def _model(spec: str, mean: str, std: str, size: str) -> Any:
+    from ..model.named import load_model
+
+    sides = numbers("--size", size)
+    return load_model(
+        spec,
+        mean=numbers("--mean", mean),
+        std=numbers("--std", std),
+        size=None if sides is None else [int(side) for side in (sides * 2 if len(sides) == 1 else sides)],
+    )
+
+
+def _data(name: str, root: Path | None) -> Any:
+    """A data set by name; a folder, as audits take all of its images."""
+    from ..data.datasets import dataset
+
+    return name if Path(name).is_dir() and root is None else dataset(name, root)
+
+
+def _slug(text: str) -> str:
+    """A name for a folder: a model in a run folder is called after that."""
+    path = Path(text)
+    path = path.parent if path.name == "model.safetensors" else path
+    return path.name.removesuffix(".safetensors").replace(":", "-").replace("=", "-") or "here"
