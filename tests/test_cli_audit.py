@@ -146,8 +146,8 @@ def test_one_perturbed_image_stays_in_its_ball() -> None:
 
 
 def test_attacks_take_settings() -> None:
-    assert cli._attacks("") is None
-    assert cli._attacks("CA+:w=5, ES") == {"CA+": {"w": 5}, "ES": {}}
-    assert cli._attacks("CA+:w=2:margin=0.1") == {"CA+": {"w": 2, "margin": 0.1}}
+    assert cli.audit._attacks("") is None
+    assert cli.audit._attacks("CA+:w=5, ES") == {"CA+": {"w": 5}, "ES": {}}
+    assert cli.audit._attacks("CA+:w=2:margin=0.1") == {"CA+": {"w": 2, "margin": 0.1}}
     with pytest.raises(SettingsError, match="write settings as in"):
-        cli._attacks("ES:D")
+        cli.audit._attacks("ES:D")
