@@ -264,6 +264,23 @@ def test_a_coupled_objective_sees_the_whole_batch() -> None:
     assert embed(found.images[:, 0]).var(0).sum() > embed(x[:, 0]).var(0).sum()
 
 
+def test_a_coupled_objective_that_met_its_goal_ends_for_the_whole_batch() -> None:
+    x, embed, far = pictures(5), tanh_embedder(9), 0.02
+
+    def spread(e: Tensor, positions: Tensor) -> Tensor:
+        return torch.relu(far - e[:, 0].var(0).sum()).neg()
+
+    def wide(e: Tensor, positions: Tensor) -> Tensor:
+        return e[:, 0].var(0).sum() >= far
+
+    x = 0.5 + 0.05 * (x - 0.5)
+    plain = ascend(embed, x, Objective(spread, coupled=True), Ball(0.4), Budget(40, 0.01))
+    ended = ascend(embed, x, Objective(spread, wide, coupled=True), Ball(0.4), Budget(40, 0.01))
+    assert torch.equal(plain.images, ended.images) and not torch.equal(plain.images, x)
+    assert 0 < ended.image_steps < plain.image_steps == 200
+    assert set(ended.active) == {0, 5} and ended.active == sorted(ended.active, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -282,7 +299,12 @@ def test_a_coupled_objective_sees_the_whole_batch() -> None:
             lambda x, o: ascend(tanh_embedder(9), x, Objective(o.value), Ball(0.1), Budget(1)),
             r"gave \(\) for 5 units; .*coupled=True",
         ),
-        (lambda x, o: Objective(o.value, done=o.value, coupled=True), "whole batch"),
+        (
+            lambda x, o: ascend(
+                tanh_embedder(9), x, Objective(o.value, lambda e, at: at > 2, coupled=True), Ball(0.1), Budget(1)
+            ),
+            "one truth",
+        ),
     ],
 )
 def test_refuses_what_makes_no_sense(call, words: str) -> None:  # type: ignore[no-untyped-def]

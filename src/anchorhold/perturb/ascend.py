@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import DataError, SettingsError
 from ..random import Key
 from ..settings import check, nearest
-from .ball import Ball
+from .ball import Ball, Region
 
 __all__ = ["Ascent", "Budget", "Objective", "Watch", "ascend"]
 
@@ -38,12 +38,20 @@ class Objective:
     the original batch; constants are looked up by position, never assumed aligned."""
 
     value: Goal  # one number a unit, or one scalar where the objective couples the units
-    done: Goal | None = None  # separable and hinged: which units met their goal, so have zero gradient
+    # Hinged: which units met their goal, so have zero gradient; where units are coupled, one truth for all of them.
+    done: Goal | None = None
     first: Goal | None = None  # climbed in the first step from a zero start where `value` is stationary there
     coupled: bool = False
 
-    def __post_init__(self) -> None:
-        check(not (self.coupled and self.done), "a coupled objective ends for the whole batch: it has no `done`")
+    def met(self, embeddings: Tensor, positions: Tensor) -> Tensor | None:
+        """(U',) which units are done; None where the objective has no goal."""
+        if self.done is None:
+            return None
+        done = self.done(embeddings.detach(), positions)
+        check(
+            done.ndim == 0 or not self.coupled, "a coupled objective ends for the whole batch: `done` gives one truth"
+        )
+        return done.expand(len(positions))
 
 
 @dataclass(frozen=True)
@@ -215,7 +223,7 @@ def _attack(
         else:
             x = origin.clone()
         known = embedded is not None and attempt == 0 and budget.start == "zero" and budget.drop and not budget.weighs
-        over = objective.done(embedded, positions) if known and embedded is not None and objective.done else None
+        over = objective.met(embedded, positions) if known and embedded is not None else None
         climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions, over, watch)
         work += climb.work
         active = active or climb.active
@@ -254,23 +262,32 @@ def _climb(
     over: Tensor | None,
     watch: Watch | None,
 ) -> _Climb:
-    """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led."""
+    """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led.
+
+    Only who is left is carried along. With units that leave, a step waits once for the GPU, to learn how many.
+    """
     met = torch.zeros(len(x), dtype=torch.bool, device=x.device) if over is None else over.clone()
     level = torch.full((len(x),), -torch.inf, device=x.device, dtype=torch.float64)
-    out = _Climb(x.clone() if budget.keep == "best" else x, level, met)
-    active = torch.nonzero(~met).squeeze(1)
+    best = budget.keep == "best"
+    x = _laid(x)
+    out = _Climb(x.clone() if best else x, level, met)
+    active, here, region = torch.arange(len(x), device=x.device), x, Region(ball, _laid(origin))
+    if over is not None:
+        active = torch.nonzero(~met).squeeze(1)
+        here, region = here[active], region.rows(active)
     for step in range(budget.steps + budget.weighs):
         looking = step == budget.steps
         if not len(active):
             out.active += [] if looking else [0]
             continue
-        here = x[active].requires_grad_(not looking)
-        where = positions[rows[active]]
+        here = here.detach().requires_grad_(not looking)
+        own = rows[active]
+        where = positions[own]
         if watch is not None and not looking:
             watch(step, here.detach(), where)
         opening = first is not None and step == 0
         with torch.set_grad_enabled(not looking):
-            embeddings = embed_units(here, rows[active])
+            embeddings = embed_units(here, own)
             value = first(embeddings, where) if first is not None and opening else objective.value(embeddings, where)
         check(
             objective.coupled or value.shape == active.shape,
@@ -278,21 +295,26 @@ def _climb(
         )
         if budget.weighs and not opening:
             height = value.detach().double()
-            better = height > level[active] if budget.keep == "best" else torch.ones_like(height, dtype=torch.bool)
+            better = height > level[active] if best else torch.ones_like(height, dtype=torch.bool)
             level[active[better]] = height[better]
-            if budget.keep == "best":
+            if best:
                 out.x[active[better]] = here.detach()[better]
-        done = objective.done(embeddings.detach(), where) if objective.done else None
+        done = objective.met(embeddings, where)
         if done is not None:
-            met[active[done]] = True
+            met[active] |= done
         if looking:
             break
-        out.active.append(len(active) - (int(done.sum()) if done is not None else 0))
         (gradient,) = torch.autograd.grad(value.sum(), here)
         out.work += len(active) * x.shape[1]
-        x[active] = ball.project(ball.step(here.detach(), gradient, budget.length(step)), origin[active])
-        if done is not None and budget.drop:
-            active = active[~done]
+        here = region.move(here.detach(), gradient, budget.length(step))
+        stay = torch.nonzero(~done).squeeze(1) if done is not None else active
+        out.active.append(len(stay))
+        if budget.drop and len(stay) < len(active):
+            if not best:
+                out.x[active] = here
+            active, here, region = active[stay], here[stay], region.rows(stay)
+    if not best and here is not x:
+        out.x[active] = here.detach()
     return out
 
 
@@ -300,3 +322,10 @@ def _views(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
     """Embeddings (U, V, D) of images (U, V, …)."""
     embeddings = embed(images.flatten(0, 1))
     return embeddings.reshape(*images.shape[:2], embeddings.shape[-1])
+
+
+def _laid(images: Tensor) -> Tensor:
+    """On a GPU, images whose channels lie together: convolutions then take and give them without a copy."""
+    if not images.is_cuda or images.ndim != 5:
+        return images
+    return images.movedim(2, -1).contiguous().movedim(-1, 2)

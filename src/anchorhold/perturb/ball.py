@@ -9,7 +9,7 @@ from torch import Tensor
 from ..random import Key
 from ..settings import check
 
-__all__ = ["Ball"]
+__all__ = ["Ball", "Region"]
 
 
 @dataclass(frozen=True)
@@ -58,3 +58,27 @@ def _length(x: Tensor) -> Tensor:
     """L2 norm of each image of a (units, views, …) tensor, shaped to broadcast."""
     length: Tensor = torch.linalg.vector_norm(x.flatten(2), dim=2)
     return length.reshape(*x.shape[:2], *[1] * (x.ndim - 2))
+
+
+class Region:
+    """What a ball around some clean images allows them, ready for many moves: each passes over the pixels thrice."""
+
+    def __init__(self, ball: Ball, clean: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> None:
+        self.ball, self.clean, self.ends = ball, clean, ends
+        if ball.norm == "linf" and ends is None:
+            # Both ends are clamped to both limits: a clean pixel may lie outside of the range by its rounding.
+            low, high = ((clean + shift).clamp(ball.low, ball.high) for shift in (-ball.eps, ball.eps))
+            self.ends = low, high
+
+    def rows(self, index: Tensor) -> "Region":
+        """That of some of the images."""
+        ends = None if self.ends is None else (self.ends[0][index], self.ends[1][index])
+        return Region(self.ball, self.clean[index] if ends is None else self.clean, ends)
+
+    def move(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
+        """`project` of `step`."""
+        if self.ends is None:
+            return self.ball.project(self.ball.step(x, gradient, size), self.clean)
+        moved = gradient.sign()
+        torch.add(x, moved, alpha=size, out=moved)
+        return torch.clamp(moved, *self.ends, out=moved)
