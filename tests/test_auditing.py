@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold as ah
-from anchorhold.attacks import Scene, attack, goal_named
+from anchorhold.attacks import Attacked, Scene, attack, goal_named
+from anchorhold.attacks.run import budget_named
 from anchorhold.auditing import sweep as sweep_room
 from anchorhold.auditing.intake import sample
 from anchorhold.auditing.run import NINE, Evidence
@@ -421,6 +422,168 @@ def test_the_table_says_what_it_is_about(audited: Audit) -> None:
     assert max(map(len, text.splitlines())) < 100
 
 
+# ---------------------------------------------------------------- budgets by name, and several random starts
+
+STARTS: dict[str, Any] = {**QUICK, "attacks": ["nearest"], "budget": "adml", "seeds": 3, "examine": None}
+
+
+@pytest.fixture(scope="module")
+def repeated(model: Embedder, digits: Split) -> Audit:
+    return ah.audit(model, digits, **STARTS)
+
+
+def test_a_named_budget_is_that_of_its_paper_and_what_is_said_wins(model: Embedder, digits: Split) -> None:
+    ball, budget = budget_named("adml")
+    assert (ball.eps, ball.norm, budget) == (0.01, "linf", Budget(5, 2 * 0.01 / 5, "random"))
+    assert budget_named("standard") == (Ball(8 / 255), Budget(32, 3 / 255, "zero"))
+    assert budget_named("adml", eps=0.1)[1].alpha == pytest.approx(0.04)  # the step follows ε, as in 003's table 1
+    assert budget_named("adml", steps=10)[1].alpha == pytest.approx(0.002)
+    assert budget_named("adml", alpha=0.5)[1] == Budget(5, 0.5, "random")
+    assert budget_named("standard", eps=0.1)[1].alpha == 3 / 255
+    small = {"attacks": ["nearest"], "limit": 8, "device": "cpu", "resamples": 9, "examine": None}
+    said = ah.audit(model, digits, budget="adml", **small).to_dict()["settings"]
+    assert [said[name] for name in ("eps", "alpha", "steps", "start", "seeds")] == [0.01, 0.004, 5, "random", 1]
+    said = ah.audit(model, digits, **small).to_dict()["settings"]
+    assert [said[name] for name in ("eps", "alpha", "steps", "start")] == [8 / 255, 3 / 255, 32, "zero"]
+
+
+def test_a_random_start_is_anywhere_in_the_ball_for_those_under_attack(model: Embedder, digits: Split) -> None:
+    assert digits.images is not None
+    images, ids = digits.images.permute(0, 3, 1, 2).double() / 255, torch.arange(len(digits))
+    ball, budget = budget_named("adml")
+    still = dataclasses.replace(budget, steps=0)
+    with frozen(model) as embed:
+        scene = Scene.of(embed_all(embed, [images]), digits.labels)
+        done = attack(embed, images, scene, goal_named("nearest", "corrected"), ids, ball, still)
+    assert done.targets is not None
+    moved, aimed = done.images - images, done.targets >= 0
+    assert 0 < int((~aimed).sum()) < len(ids) and not moved[~aimed].any()
+    assert moved.abs().max() <= 0.01 + 1e-12 and done.images.min() >= 0 and done.images.max() <= 1
+    free = moved[aimed][(images[aimed] > 0.01) & (images[aimed] < 0.99)]  # what [0, 1] cannot clip
+    assert abs(float(free.mean())) < 2e-4 and float(free.abs().mean()) == pytest.approx(0.005, abs=2e-4)
+    assert (moved[aimed].flatten(1) != 0).any(1).all()
+
+
+def test_start_seeds_change_the_perturbations_and_nothing_else(
+    model: Embedder, digits: Split, repeated: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Attacked] = []
+
+    def seen(*arguments: Any, **options: Any) -> Attacked:
+        made.append(attack(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(sweep_room, "attack", seen)
+    again = ah.audit(model, digits, **{**STARTS, "batch": 60})
+    mine, other = (each.protocols["corrected"].columns["nearest"].seeds for each in (repeated, again))
+    assert len(made) == 3 and mine == pytest.approx(other, abs=1e-6)  # whatever the batch
+    targets = [each.targets for each in made]
+    for one, target in zip(made[1:], targets[1:]):
+        assert torch.equal(one.ids, made[0].ids)
+        assert target is not None and targets[0] is not None and torch.equal(target, targets[0])
+        apart = (one.images - made[0].images).flatten(1).abs().amax(1)
+        assert apart[target >= 0].min() > 0 and not apart[target < 0].any()
+    assert not torch.equal(made[1].images, made[2].images)
+    assert [run.start_seed for run in again.runs] == [0, 1, 2] and len({run.label for run in again.runs}) == 3
+    first = ah.audit(model, digits, **{**STARTS, "seeds": 1})
+    for protocol, outcome in first.protocols.items():
+        for name, column in outcome.columns.items():
+            seeds = repeated.protocols[protocol].columns[name].seeds
+            assert column.std is column.seeds is None and seeds is not None and seeds[0] == column.value
+
+
+def test_random_targets_are_the_same_from_every_start(model: Embedder, digits: Split) -> None:
+    for name in ("CA+", "TMA"):
+        first, second = ah.audit(model, digits, **{**STARTS, "attacks": [name], "seeds": 2}).runs
+        assert first.targets is not None and second.targets is not None and torch.equal(first.targets, second.targets)
+        assert not torch.equal(first.shift, second.shift)
+        initial = first.initial["corrected"][name]
+        assert torch.equal(initial, second.initial["corrected"][name])
+
+
+def test_mean_and_std_are_those_of_the_starts(model: Embedder, digits: Split, tmp_path: Path) -> None:
+    found = ah.audit(model, digits, **{**STARTS, "limit": 150})  # more than one published group
+    found.save(tmp_path)
+    samples = safetensors.torch.load_file(tmp_path / "samples.safetensors")
+    written = json.loads((tmp_path / "audit.json").read_text())
+    assert written["schema"] == "anchorhold.audit/1" and written["settings"]["seeds"] == 3
+    assert [run["start_seed"] for run in written["runs"]] == [0, 1, 2]
+    for protocol, outcome in written["protocols"].items():
+        assert set(outcome["columns"]) == {"nearest", "nearest:mAP@R"}
+        for name, column in outcome["columns"].items():
+            rows = [run.measures[protocol][name] for run in found.runs]
+            values = [100 * estimate(row, protocol) for row in rows]
+            assert column["seeds"] == pytest.approx(values) and len(set(values)) > 1
+            mean = sum(values) / 3
+            assert column["value"] == pytest.approx(mean)
+            assert column["std"] == pytest.approx((sum((value - mean) ** 2 for value in values) / 2) ** 0.5)
+            assert column["low"] < column["value"] < column["high"] < column["initial"]
+            assert torch.equal(samples[f"{protocol}/{name}/seeds"], torch.stack(rows))
+            assert 100 * estimate(samples[f"{protocol}/{name}"], protocol) == pytest.approx(column["value"])
+
+
+def test_the_table_shows_mean_and_std(repeated: Audit, audited: Audit) -> None:
+    text = str(repeated)
+    column = repeated.protocols["corrected"].columns["nearest:mAP@R"]
+    assert f"{column.value:.1f} ± {column.std:.1f} [" in text
+    assert "4 steps of 0.03 from 3 random starts" in text and "mean ± std" in text
+    assert max(map(len, text.splitlines())) < 100
+    assert "±" not in str(audited) and "random" not in str(audited)
+
+
+def test_scores_of_several_starts_are_those_of_the_means(model: Embedder, digits: Split) -> None:
+    found = ah.audit(model, digits, **{**STARTS, "attacks": None, "seeds": 2, "limit": 40, "steps": 2})
+    assert len(found.runs) == 2 * RUNS
+    for outcome in found.protocols.values():
+        values = {name: column.value for name, column in outcome.columns.items() if name != "GTT@1"}
+        assert all(column.seeds and len(column.seeds) == 2 for column in outcome.columns.values())
+        assert outcome.ers is not None and outcome.ers.value == pytest.approx(ah.ers(values))
+        assert outcome.ers.low <= outcome.ers.value <= outcome.ers.high
+
+
+def test_stopped_between_starts_it_goes_on_and_more_starts_may_be_added(
+    model: Embedder, digits: Split, repeated: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == 4:  # two batches a run: the second of the second start
+            raise _Stop
+        return attack(*arguments, **options)
+
+    monkeypatch.setattr(sweep_room, "attack", failing)
+    with pytest.raises(_Stop):
+        ah.audit(model, digits, **{**STARTS, "seeds": 2}, out=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == [
+        "nearest.published-corrected.all.safetensors",
+        "nearest.published-corrected.seed1.00000.safetensors",
+    ]
+    ah.audit(model, digits, **{**STARTS, "seeds": 2}, out=tmp_path)
+    assert made == 5
+    whole = ah.audit(model, digits, **STARTS, out=tmp_path)
+    assert made == 7 and numbers(whole) == numbers(repeated)
+    with pytest.raises(RunError, match="another start"):
+        ah.audit(model, digits, **{**STARTS, "budget": "standard", "seeds": 1}, out=tmp_path)
+
+
+def test_fgsm_has_one_start_under_any_budget(model: Embedder, digits: Split) -> None:
+    quick = {**QUICK, "attacks": ["nearest"], "method": "fgsm", "eps": None, "examine": None}
+    one = ah.audit(model, digits, **{**quick, "budget": "adml"})
+    same = ah.audit(model, digits, **{**quick, "eps": 0.01})
+    assert one.settings == same.settings and one.settings["start"] == "zero"
+    assert numbers(one) == numbers(same)
+
+
+def test_a_measure_that_nothing_has_is_no_number_from_several_starts_either(model: Embedder, digits: Split) -> None:
+    labels = digits.labels
+    split = {"query": digits.keep(labels == labels.min()), "gallery": digits.keep(labels != labels.min())}
+    found = ah.audit(model, split, **{**STARTS, "seeds": 2}).to_dict()["protocols"]["corrected"]["columns"]
+    assert found["nearest"]["value"] == 0 and found["nearest"]["std"] == 0
+    assert found["nearest:mAP@R"]["value"] is None and found["nearest:mAP@R"]["seeds"] == [None, None]
+
+
 # ---------------------------------------------------------------- other people's models, and bad input
 
 
@@ -508,6 +671,10 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"limit": -1}, "must not be negative"),
         ({"precision": "bf16"}, "needs a GPU"),
         ({"device": "tpu"}, "auto, cpu, cuda"),
+        ({"budget": "amdl"}, "no budget is called 'amdl'; did you mean adml?"),
+        ({"seeds": 0}, "seeds must be at least 1, got 0"),
+        ({"seeds": 2}, "this budget starts at the clean image; leave seeds out"),
+        ({"seeds": 2, "budget": "adml", "method": "fgsm"}, "FGSM starts at the clean image; leave seeds out"),
     ],
 )
 def test_bad_settings_are_one_clear_line(settings: Any, words: str) -> None:

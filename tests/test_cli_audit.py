@@ -53,6 +53,25 @@ def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytes
     assert code == 2 and "another seed; choose another place" in err
 
 
+def test_algorithm_1_with_its_budget_and_seeds(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = ["--data", "digits", "--device", "cpu", "--attacks", "nearest", "--budget", "adml", "--limit", "40"]
+    command = ["audit", "m.safetensors", *options, "--seeds", "3", "--out", "a"]
+    code, out, err = run(capsys, monkeypatch, *command)
+    assert code == 0, err
+    assert "ε 0.01, 5 steps of 0.004 from 3 random starts" in out and "start 3): 40 of 40" in err
+    found = json.loads((tmp_path / "a" / "audit.json").read_text())
+    for name in ("nearest", "nearest:mAP@R"):
+        column = found["protocols"]["corrected"]["columns"][name]
+        assert len(column["seeds"]) == 3 and f"{column['value']:.1f} ± {column['std']:.1f} [" in out
+    code, out, err = run(capsys, monkeypatch, *command[:-1], "b", "--eps", ".05", "--steps", "4", "--alpha", "1/50")
+    assert code == 0, err
+    assert "ε 0.05, 4 steps of 0.02 from 3 random starts" in out
+    code, out, err = run(
+        capsys, monkeypatch, "attack", "m.safetensors", "7", *options[:4], "--goal", "nearest", "--budget", "adml"
+    )
+    assert code == 0 and "nearest (corrected) on digits/test[7], ε 0.0100" in out, err
+
+
 def test_audit_of_a_folder_with_a_model_of_ones_own(
     capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -111,6 +130,10 @@ def test_attack_on_files(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
         (["audit", "m.safetensors", *QUICK, "--eps", "lots"], "--eps wants a number"),
         (["audit", "m.safetensors", *QUICK, "--mean", ".5"], "has its mean and std inside"),
         (["audit", "m.safetensors", *QUICK, "--attacks", "LMT"], "did you mean LTM?"),
+        (["audit", "m.safetensors", *QUICK, "--budget", "admll"], "did you mean adml?"),
+        (["attack", "m.safetensors", "7", *QUICK, "--budget", "x"], "there are: adml, standard"),
+        (["audit", "m.safetensors", *QUICK, "--budget", "adml", "--seeds", "0"], "seeds must be at least 1"),
+        (["audit", "m.safetensors", *QUICK, "--seeds", "5"], "nothing is random that seeds = 5 could repeat"),
         (["audit", "m.safetensors", *QUICK, "--protocol", "print"], "there are: published, corrected"),
         (["audit", "m.safetensors", *QUICK, "--method", "cw"], "there are: pgd, fgsm"),
         (["audit", "m.safetensors", "--data", "photos", "--device", "cpu"], "(B, 1, H, W)"),

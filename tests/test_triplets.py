@@ -192,6 +192,50 @@ def test_one_group_is_the_whole_batch(name: str) -> None:
         assert torch.equal(whole.positive, same.positive)
 
 
+# Every sample an anchor
+
+
+def swapped(rows: int) -> Tensor:
+    """Each position's partner."""
+    return torch.arange(rows) ^ 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_all_anchors_the_odd_ones_see_what_they_would_see_as_even_ones(name: str) -> None:
+    embeddings, labels = batch(pairs=12)
+    turn = swapped(24)
+    every = triplets.candidates(name, embeddings, labels, anchors="all")
+    even = triplets.candidates(name, embeddings, labels)
+    odd = triplets.candidates(name, embeddings[turn], labels[turn])
+    for mask, first, second in zip(every, even, odd):
+        assert torch.equal(mask[0::2], first)
+        assert torch.equal(mask[1::2], second[:, turn])
+
+
+def test_with_all_anchors_each_draws_by_its_own_number() -> None:
+    embeddings, labels = batch(pairs=12)
+    ids = torch.arange(12) + 30
+    drawn = triplets.mine("random", embeddings, labels, KEY, ids=ids, anchors="all")
+    assert drawn.anchor.tolist() == list(range(24)) and torch.equal(drawn.positive, swapped(24))
+    for row in range(24):
+        others = [n for n in range(24) if labels[n] != labels[row]]
+        chance = float(KEY("negative").uniform(torch.tensor([2 * int(ids[row // 2]) + row % 2])))
+        assert int(drawn.negative[row]) == others[int(chance * len(others))]
+    alone = triplets.mine("random", embeddings, labels, KEY, ids=2 * ids)
+    assert torch.equal(drawn.negative[0::2], alone.negative)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_all_anchors_a_group_alone_gives_the_same_triplets(name: str) -> None:
+    embeddings, labels = batch(pairs=12)
+    together = triplets.mine(name, embeddings, labels, KEY, group=5, anchors="all")
+    for start, stop in ((0, 5), (5, 10), (10, 12)):
+        members, ids = slice(2 * start, 2 * stop), torch.arange(start, stop)
+        alone = triplets.mine(name, embeddings[members], labels[members], KEY, ids=ids, anchors="all")
+        for part in ("anchor", "positive", "negative"):
+            assert torch.equal(getattr(together, part)[members], getattr(alone, part) + 2 * start)
+
+
 # Batches that lack something, dtypes, errors, speed
 
 
@@ -247,6 +291,8 @@ def test_errors_say_what_to_do() -> None:
         triplets.mine("random", embeddings[:4], torch.tensor([0, 1, 2, 3]), KEY)
     with pytest.raises(DataError, match="one id a pair"):
         triplets.mine("random", embeddings, labels, KEY, ids=torch.arange(3))
+    with pytest.raises(SettingsError, match="even, all"):
+        triplets.mine("random", embeddings, labels, KEY, anchors="odd")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)

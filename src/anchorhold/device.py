@@ -8,7 +8,9 @@ import torch
 from .errors import RunError
 from .model.frozen import precise
 
-__all__ = ["computing", "device_named"]
+__all__ = ["compiles", "computing", "device_named"]
+
+PAYS = 1_000_000  # image-steps from which compiling the ascent costs less than it saves (docs/speed.md)
 
 
 def device_named(name: str) -> torch.device:
@@ -40,3 +42,13 @@ def computing(name: str, device: torch.device) -> Callable[[], AbstractContextMa
     if name in ("auto", "bf16"):
         return lambda: torch.autocast(device.type, torch.bfloat16)
     return lambda: precise(tf32=name == "tf32")
+
+
+def compiles(wanted: str, precision: str, device: torch.device, image_steps: float) -> bool:
+    """Whether the ascent is compiled: `wanted` is auto, on or off, and `image_steps` what the work is about to take."""
+    if wanted not in ("auto", "on", "off"):
+        raise RunError(f"compile is auto, on or off, not {wanted!r}")
+    able = device.type == "cuda" and precision in ("auto", "bf16")
+    if wanted == "on" and not able:
+        raise RunError("compiling needs a GPU and bf16; leave compile at auto")
+    return able and (wanted == "on" or (wanted == "auto" and image_steps >= PAYS))

@@ -33,12 +33,13 @@ class Images:
     labels: Tensor  # on the device
     crop: int | None
     flip: bool
+    crop_least: float = 0.0
 
     def augmented(self, plan: list[Tensor], keys: Iterator[Key]) -> Iterator[Tensor]:
         """Training views of the planned ids: random crop and flip, keyed by the place in the batch."""
         for frames, key in zip(self.store.frames(plan), keys):
-            slots = torch.arange(len(frames), device=frames.device)
-            yield crop_flip(frames, self.crop, key, slots, flip=self.flip)
+            slots = torch.arange(len(frames))
+            yield crop_flip(frames, self.crop, key, slots, flip=self.flip, least=self.crop_least)
 
     def plain(self, ids: Tensor | None = None, batch: int = 256) -> Iterator[Tensor]:
         """Test views in order, in batches."""
@@ -60,7 +61,7 @@ def load_images(split: Split, settings: DataSettings, device: torch.device, repo
         report.say(f"skipped {len(decoded.skipped)} unreadable images of {split.name}; first: {decoded.skipped[0]}")
     labels = decoded.split.labels.to(device)
     store = resident(decoded.images, device)
-    return Images(decoded.split, store, labels, settings.crop or None, settings.flip)
+    return Images(decoded.split, store, labels, settings.crop or None, settings.flip, settings.crop_least)
 
 
 def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, float]:

@@ -48,11 +48,13 @@ class DataSettings:
     root: str = ""  # where the set lies; digits and gaussians need none
     resize: int = 256  # every image is resized to exactly this square; 0 leaves it as it is
     crop: int = 224  # random crop in training, centre crop in test; 0 takes the whole square
+    crop_least: float = 0.0  # above 0, training crops cover a random share of the square, at least this, and are scaled
     flip: bool = True  # horizontal flips in training
     on_bad_image: Literal["fail", "skip"] = "fail"
 
     def __post_init__(self) -> None:
-        _check_least("data", self, resize=0, crop=0)
+        _check_least("data", self, resize=0, crop=0, crop_least=0)
+        check(self.crop_least <= 1, f"data.crop_least is a share of the area, between 0 and 1, got {self.crop_least}")
         fits = not self.resize or self.crop <= self.resize
         check(fits, f"data.crop = {self.crop} does not fit into data.resize = {self.resize}; choose a smaller crop")
 
@@ -105,6 +107,8 @@ class TrainSettings:
     epochs: int = 75
     seed: int = 0
     precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
+    compile: Literal["auto", "on", "off"] = "auto"  # the ascent; auto: on a GPU in bf16, where the run is long enough
+    canary_every: int = 500  # on a GPU, steps between two inner attacks that are made again in fp32; 0 is never
     evaluate_every: int = 5  # epochs between looks at the test split; the last epoch is always looked at
     attack_eps: float = 0.0  # above 0 each look is also taken under an attack on R@1 of this size
     attack_steps: int = 20
@@ -118,7 +122,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         _check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)
-        _check_least("train", self, attack_eps=0, attack_steps=0, attack_queries=0)
+        _check_least("train", self, attack_eps=0, attack_steps=0, attack_queries=0, canary_every=0)
         _check_least("train", self, collapse_warmup=0, collapse_separability=0, benign=0, ema=0)
         check(self.benign <= 1, f"train.benign is a share of the batches, between 0 and 1, got {self.benign}")
         check(self.ema < 1, f"train.ema is a decay below 1, such as 0.999, got {self.ema}")
@@ -283,6 +287,8 @@ def build(tree: Mapping[str, Any]) -> Settings:
     name = str(chosen.pop("name", "natural"))
     if name not in DEFENCES:
         raise SettingsError(f"no defence {name!r}; {nearest(name, DEFENCES)}")
+    for key, reason in DEFENCES[name].refused.items():
+        check(key not in chosen, f"defence.{key} makes no sense with defence.name={name}: {reason}")
     kinds = {f.name: f.type for f in dataclasses.fields(Settings)}
     known = set(_dotted(Settings())) | {f"defence.{key}" for key in _dotted(DEFENCES[name].settings())}
     known |= {"defence.name"}

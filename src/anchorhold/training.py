@@ -28,10 +28,11 @@ from .console import Report, Silent, duration
 from .data.batches import class_batches, pair_batches
 from .data.datasets import Dataset, dataset
 from .defences import DEFENCES, Batch, Inner, Step
-from .device import computing, device_named
+from .device import compiles, computing, device_named
 from .errors import Interrupted, RunError
 from .model.average import Average
 from .model.embedder import Embedder
+from .model.graphed import Graphed
 from .monitors import Images, load_images, recall_under_attack, retrieval, signs_of_collapse
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
@@ -41,6 +42,7 @@ from .settings import Settings, check, settings_from, to_dict
 
 __all__ = ["fit", "resume"]
 
+CANARY = 0.1  # share of the climb that a fast ascent may miss: signed steps in bf16 differ by some percent
 LOOK = 20  # steps between looks at whether the loss is still finite: each look waits for the GPU
 
 
@@ -52,6 +54,7 @@ def fit(
     *,
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
+    row: str = "",
     device: str = "auto",
     report: Report | None = None,
     replace_run: bool = False,
@@ -59,6 +62,7 @@ def fit(
     """Train `model` (None: the one the settings describe) on `data` by a recipe; the run folder is returned.
 
     `overrides` is a nested dict such as {"train": {"epochs": 3}}; `settings` replaces recipe and overrides.
+    `row` names the published row that the settings are of, for the record.
     """
     if settings is None:
         settings = settings_from(recipe, _with_data(overrides or {}, data))
@@ -69,8 +73,11 @@ def fit(
     where = device_named(device)
     report = report or Silent()
     model = model or build_model(settings, data)
+    if model.weights_report is not None:
+        report.say(f"weights: {model.weights_report}")
     info = {
         "settings": to_dict(settings),
+        "row": row,
         **provenance(where),
         "data": {
             "name": data.name,
@@ -190,6 +197,10 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
         save()  # so that a run can always be resumed from its folder alone
     total = train.epochs * len(_plan(images, settings, key("batches", 0)))
     first = at.step
+    work = total * settings.batch.pairs * getattr(settings.defence, "steps", 0)  # a third of the images leave at once
+    fast = compiles(train.compile, train.precision, device, work)
+    graphed = Graphed(model, precision) if fast and settings.model.freeze_batchnorm else None
+    watched = device.type == "cuda" and train.canary_every > 0
     with _stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
         while at.epoch < train.epochs:
             plan = _plan(images, settings, key("batches", at.epoch))
@@ -211,6 +222,9 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     precision,
                     settings.batch.mining_pairs,
                     parts.get("companion"),
+                    fast,
+                    watched and at.step % train.canary_every == 0,
+                    graphed,
                 )
                 for loss in defence.run(step, _unperturbed(settings.defence) if benign else settings.defence):
                     optimiser.zero_grad(set_to_none=True)
@@ -239,7 +253,8 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             at.epoch, at.index = at.epoch + 1, 0
             with average.lent():
                 row = {"step": at.step, "epoch": at.epoch, **meters.means()}
-                row |= signs_of_collapse(model, images, key("collapse"))
+                if defence.look is None:
+                    row |= signs_of_collapse(model, images, key("collapse"))
                 if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
                     if defence.look is not None:
                         row |= defence.look(*parts.values(), images, settings.defence, key("look"), precision)
@@ -249,7 +264,9 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
             run.append(row)
             advance(at.step, _summary(row))
-            _judge_collapse(run, settings, at, row, report)
+            _judge_canary(run, row, report)
+            if defence.look is None:  # pretraining leaves the head as it is, and nothing can be told from that
+                _judge_collapse(run, settings, at, row, report)
             if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
                 save()
     with average.lent():
@@ -297,6 +314,10 @@ def _summary(row: Mapping[str, Any]) -> str:
         "loss": "loss {:.4f}",
         "r1": "R@1 {:.1f}",
         "r1_attacked": "attacked {:.1f}",
+        "accuracy": "accuracy {:.1f}",
+        "accuracy_attacked": "attacked {:.1f}",
+        "drift": "drift {:.3f}",
+        "drift_attacked": "attacked {:.3f}",
         "separability": "sep. {:.2f}",
     }
     return ", ".join(
@@ -327,6 +348,18 @@ def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str
         raise _stopped(run, reason, report)
     if at.collapsed == 2:
         report.say(f"warning: {reason}; going on, since train.on_collapse = warn")
+
+
+def _judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
+    """Say when the inner attack of a fast run finds less than that of a slow one, and keep it with the run."""
+    gap = row.get("canary_gap", 0.0)
+    if gap > CANARY:
+        text = (
+            f"by epoch {row['epoch']} the inner attack misses {100 * gap:.0f} % of what it finds in fp32 with every "
+            "unit kept; train with --set train.precision=fp32 --set train.compile=off"
+        )
+        report.say(f"warning: {text}")
+        run.update_json(flags=[*run.read_json().get("flags", []), {"name": "canary", "text": text, "value": gap}])
 
 
 def _stopped(run: Run, reason: str, report: Report) -> RunError:

@@ -1,7 +1,7 @@
 """Triplets out of a batch: random, semihard, softhard, distance-weighted, hardest.
 
-A batch is ordered in pairs: positions 2i and 2i+1 share a class. The even positions are the anchors, the odd
-ones their partners, and every sampler gives each anchor one triplet.
+A batch is ordered in pairs: positions 2i and 2i+1 share a class and are each other's partner. The anchors are the
+even positions, or all of them (paper 003), and every sampler gives each anchor one triplet.
 
 A sampler does not draw. It looks at the distances from the anchors to their batch (a `View`) and says how
 likely each sample is to become the positive and the negative: two (B, N) tables, booleans where the choice is
@@ -13,6 +13,7 @@ No sampler fails on a batch that lacks what it wants: it takes any negative, and
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,10 +21,11 @@ from torch import Tensor
 from .errors import DataError, SettingsError
 from .geometry import distance_matrix, euclidean, unit
 from .random import Key
-from .settings import nearest
+from .settings import check, nearest
 
 __all__ = [
     "SAMPLERS",
+    "Anchors",
     "Triplets",
     "View",
     "candidates",
@@ -32,6 +34,9 @@ __all__ = [
     "hardness",
     "mine",
 ]
+
+
+Anchors = Literal["even", "all"]
 
 
 @dataclass(frozen=True)
@@ -207,32 +212,36 @@ def mine(
     lower: float | None = None,
     upper: float | None = None,
     ids: Tensor | None = None,
+    anchors: Anchors = "even",
 ) -> Triplets:
-    """One triplet per pair of the batch, mined inside groups of `group` consecutive pairs (0: all in one).
+    """One triplet per pair of the batch, or two, mined inside groups of `group` consecutive pairs (0: all in one).
 
     `ids` names the pairs in the global batch (0, 1, 2, … unless given): whoever mines one group alone draws
-    the same triplets as whoever mines all. Positions in the result are into this batch.
+    the same triplets as whoever mines all. Positions in the result are into this batch. With all samples as
+    `anchors`, those of pair i draw by 2i and 2i+1.
 
     >>> e = torch.eye(4)[[0, 0, 1, 1]]
     >>> mine("random", e, torch.tensor([5, 5, 7, 7]), Key.of(0)).positive
     tensor([1, 3])
     """
-    pairs = _pairs(embeddings, labels)
+    pairs, stride = _pairs(embeddings, labels), _stride(anchors)
     if ids is None:
-        ids = torch.arange(pairs, device=embeddings.device)
+        ids = torch.arange(pairs)  # a few draws are made faster without a GPU, and are the same
     if group < 0 or len(ids) != pairs:
         raise DataError(f"{len(ids)} ids for {pairs} pairs in groups of {group}; give one id a pair, group at least 0")
     found: list[Tensor] = []
     for start in range(0, pairs, group or max(pairs, 1)):
         stop = min(start + group, pairs) if group else pairs
         members = slice(2 * start, 2 * stop)
-        chances = _chances(name, embeddings[members], labels[members], margin, lower, upper)
-        own = ids[start:stop].to(embeddings.device)
+        chances = _chances(name, embeddings[members], labels[members], margin, lower, upper, stride)
+        own = ids[start:stop]
+        if anchors == "all":
+            own = torch.stack([2 * own, 2 * own + 1], dim=1).flatten()
         parts = zip(("positive", "negative"), chances)
-        drawn = [_draw(table, key(part).uniform(own)) for part, table in parts]
+        drawn = [_draw(table, key(part).uniform(own).to(table.device)) for part, table in parts]
         found.append(torch.stack(drawn) + 2 * start)
     positive, negative = torch.cat(found, 1) if found else torch.empty(2, 0, dtype=torch.long)
-    return Triplets(torch.arange(0, 2 * pairs, 2, device=embeddings.device), positive, negative)
+    return Triplets(torch.arange(0, 2 * pairs, stride, device=embeddings.device), positive, negative)
 
 
 @torch.no_grad()
@@ -244,10 +253,11 @@ def candidates(
     margin: float = 0.2,
     lower: float | None = None,
     upper: float | None = None,
+    anchors: Anchors = "even",
 ) -> tuple[Tensor, Tensor]:
     """Which samples the sampler could draw as positive and as negative: two masks (B, N) over one group."""
     _pairs(embeddings, labels)
-    positives, negatives = _chances(name, embeddings, labels, margin, lower, upper)
+    positives, negatives = _chances(name, embeddings, labels, margin, lower, upper, _stride(anchors))
     return positives > 0, negatives > 0
 
 
@@ -257,22 +267,29 @@ def _pairs(embeddings: Tensor, labels: Tensor) -> int:
             f"{len(embeddings)} embeddings and {len(labels)} labels are not a batch of pairs; "
             "give an even number, each with its label"
         )
-    if not torch.equal(labels[0::2], labels[1::2]):
+    # To look at labels on a GPU would mean to wait for it.
+    if not labels.is_cuda and not torch.equal(labels[0::2], labels[1::2]):
         raise DataError("positions 2i and 2i+1 of the batch must share a label; order the batch in pairs")
     return len(labels) // 2
 
 
+def _stride(anchors: Anchors) -> int:
+    """Every how many-th position is an anchor."""
+    check(anchors in ("even", "all"), f"anchors {anchors!r}; there are: even, all")
+    return 1 if anchors == "all" else 2
+
+
 def _chances(
-    name: str, embeddings: Tensor, labels: Tensor, margin: float, lower: float | None, upper: float | None
+    name: str, embeddings: Tensor, labels: Tensor, margin: float, lower: float | None, upper: float | None, stride: int
 ) -> tuple[Tensor, Tensor]:
     if name not in SAMPLERS:
         raise SettingsError(f"no sampler {name!r}; {nearest(name, SAMPLERS)}")
     e, labels = unit(embeddings.detach()), labels.to(embeddings.device)
     view = View(
-        # All rows, then every second one: so each anchor is at distance exactly zero from itself.
-        distances=distance_matrix(e, e)[0::2],
-        same=labels[0::2].unsqueeze(1) == labels,
-        partners=torch.arange(1, len(e), 2, device=e.device),
+        # All rows, then those of the anchors: so each anchor is at distance exactly zero from itself.
+        distances=distance_matrix(e, e)[::stride],
+        same=labels[::stride].unsqueeze(1) == labels,
+        partners=torch.arange(0, len(e), stride, device=e.device) ^ 1,
         dimension=e.shape[1],
         margin=margin,
         lower=lower,

@@ -8,10 +8,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from anchorhold.console import Silent
 from anchorhold.data.datasets import Split
 from anchorhold.data.store import ResidentStore, Store, centre_crop, crop_flip, decode, resident
 from anchorhold.errors import DataError, SettingsError
+from anchorhold.monitors import load_images
 from anchorhold.random import Key
+from anchorhold.settings import DataSettings
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -272,6 +275,81 @@ def test_offsets_cover_all_places_evenly_and_half_is_mirrored() -> None:
     assert len(joint) == 2 * places**2
     assert joint.min() > 0.75 * count / len(joint)
     assert joint.max() < 1.25 * count / len(joint)
+
+
+def scaled(frames: Tensor, size: int | None, key: Key, slots: Tensor, flip: bool, least: float) -> Tensor:
+    """Crops of random area and proportions row by row: slice, interpolate, flip."""
+    rows = []
+    height, width = frames.shape[1:3]
+    for frame, slot in zip(frames, slots):
+        one = slot.reshape(1)
+        areas, ratios = (key(name).uniform(one, (10,)).squeeze(0).tolist() for name in ("area", "ratio"))
+        high, broad = height, width
+        for share, turn in zip(areas, ratios):
+            area, ratio = least + (1 - least) * share, (4 / 3) ** (2 * turn - 1)
+            tall, wide = round(height * (area / ratio) ** 0.5), round(width * (area * ratio) ** 0.5)
+            if tall <= height and wide <= width:
+                high, broad = tall, wide
+                break
+        top, left = int(key("top").integers(one, height - high + 1)), int(key("left").integers(one, width - broad + 1))
+        crop = frame[None, top : top + high, left : left + broad].permute(0, 3, 1, 2).float() / 255
+        out = (size, size) if size else (height, width)
+        crop = torch.nn.functional.interpolate(crop, out, mode="bilinear", antialias=True, align_corners=False)
+        rows.append(crop.flip(3) if flip and float(key("flip").uniform(one)) < 0.5 else crop)
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize(
+    ("height", "width", "size", "channels", "least"),
+    [(32, 32, 28, 3, 0.6), (32, 32, 9, 3, 0.08), (20, 31, None, 1, 0.6), (9, 9, 9, 3, 1.0)],
+)
+def test_scaled_crops_equal_the_plain_loop(
+    device: str, flip: bool, height: int, width: int, size: int | None, channels: int, least: float
+) -> None:
+    frames = torch.from_numpy(noise(32 * height, width, channels).reshape(32, height, width, channels))
+    key, slots = Key.of(1)("crop", 3), torch.arange(32) * 7 + 5
+    got = crop_flip(frames.to(device), size, key, slots, flip=flip, least=least)
+    assert got.dtype == torch.float32 and got.is_contiguous(memory_format=torch.channels_last)
+    assert got.min() >= 0 and got.max() <= 1
+    assert torch.allclose(got.cpu(), scaled(frames, size, key, slots, flip, least), atol=3e-6)
+    two = crop_flip(frames[[4, 1]], size, key, slots[[4, 1]], flip=flip, least=least)
+    assert torch.allclose(two, got[[4, 1]].cpu(), atol=3e-6)
+
+
+def test_scaled_crops_cover_what_they_should() -> None:
+    """Each pixel holds its row and its column: their slopes in a crop tell how large it was."""
+    count = 4000
+    grid = torch.stack(torch.meshgrid(torch.arange(64.0), torch.arange(64.0), indexing="ij"), -1) / 63
+    crops = crop_flip(grid.expand(count, 64, 64, 2), 8, Key.of(2), torch.arange(count), flip=False, least=0.6) * 63
+    # Between the middles of the second and the last but one pixel, where no border disturbs, lie 5/8 of the crop.
+    high = (crops[:, 0, -2, 4] - crops[:, 0, 1, 4]) * 8 / 5
+    broad = (crops[:, 1, 4, -2] - crops[:, 1, 4, 1]) * 8 / 5
+    area, ratio = high * broad / 64**2, broad / high
+    assert 0.58 < area.min() < 0.62 and 0.98 < area.max() < 1.02
+    assert 0.74 < ratio.min() < 0.77 and 1.3 < ratio.max() < 1.36
+    assert ratio.log().mean().abs() < 0.01
+    # Among areas up to 3/4 every proportion fits, so there they are all alike; beyond, few do.
+    counts = torch.histc(area, 3, 0.6, 0.75)
+    assert counts.min() > 0.85 * counts.max() and (area > 0.9).float().mean() < 0.1
+
+
+def test_training_views_are_cropped_as_the_settings_say() -> None:
+    images = torch.from_numpy(noise(8 * 16, 16).reshape(8, 16, 16, 3))
+    split = Split("x", torch.arange(8) % 2, ("even", "odd"), images=images)
+    for least in (0.0, 0.6):
+        settings = DataSettings(resize=0, crop=12, crop_least=least, flip=False)
+        loaded = load_images(split, settings, torch.device("cpu"), Silent())
+        (views,) = loaded.augmented([torch.arange(8)], iter([Key.of(1)]))
+        assert torch.equal(views, crop_flip(images, 12, Key.of(1), torch.arange(8), flip=False, least=least))
+
+
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"data\.crop_least is a share"):
+        DataSettings(crop_least=1.2)
+    with pytest.raises(SettingsError, match="at most 1"):
+        crop_flip(torch.zeros(2, 8, 8, 3, dtype=torch.uint8), 8, Key.of(0), torch.arange(2), least=1.2)
 
 
 def test_without_a_size_nothing_is_cropped_and_floats_keep_their_value() -> None:

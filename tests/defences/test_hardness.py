@@ -1,5 +1,7 @@
-"""Hardness manipulation and natural training, and where the two are the same."""
+"""Hardness manipulation (LGA, g_B, ICS) and natural training, and where the two are the same."""
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,10 +11,13 @@ from torch import Tensor
 
 from anchorhold import Embedder
 from anchorhold.defences import DEFENCES, Batch, Step
-from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation
+from anchorhold.defences import hardness as module
+from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation, intra_class
 from anchorhold.defences.natural import NaturalSettings, natural
 from anchorhold.errors import SettingsError
+from anchorhold.geometry import euclidean
 from anchorhold.random import Key
+from anchorhold.settings import parse_assignments, settings_from
 from anchorhold.triplets import SAMPLERS, hardness
 
 KEY = Key.of(3)
@@ -34,10 +39,12 @@ def train(step: Step, losses: Iterator[Tensor]) -> tuple[Tensor, list[Tensor]]:
     return loss.detach(), [p.grad.clone() for p in step.model.parameters() if p.grad is not None]
 
 
+@pytest.mark.parametrize("ics", [0.0, 0.5])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_destination_equal_to_the_source_is_natural_training(sampler: str) -> None:
+def test_a_destination_equal_to_the_source_is_natural_training(sampler: str, ics: float) -> None:
+    """Also with ICS: an anchor that did not move is nearer to itself than to any positive."""
     step = make_step()
-    robust = train(step, hardness_manipulation(step, HardnessSettings(sampler, sampler)))
+    robust = train(step, hardness_manipulation(step, HardnessSettings(sampler, sampler, ics=ics)))
     plain = train(step, natural(step, NaturalSettings(sampler)))
     assert torch.allclose(robust[0], plain[0], atol=1e-12)
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(robust[1], plain[1]))
@@ -90,7 +97,149 @@ def test_lga_follows_the_previous_loss_and_two_trainings_do_not_share_it() -> No
     assert gentle["previous_loss"] != harder["previous_loss"]
 
 
-@pytest.mark.parametrize("name", DEFENCES)
+# The gradual boost ------------------------------------------------------------------------------------------
+
+
+def destinations(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Every H_D that is asked for from now on."""
+    asked: list[Tensor] = []
+    ask = module.raise_hardness
+
+    def spy(destination: Tensor) -> Any:
+        asked.append(destination)
+        return ask(destination)
+
+    monkeypatch.setattr(module, "raise_hardness", spy)
+    return asked
+
+
+@pytest.mark.parametrize("destination", [-0.1, 0, "hardest", "random"])
+@pytest.mark.parametrize(
+    ("previous", "raised"), [(None, 0.0), (0.7, 0.0), (0.2, 0.0), (0.15, 0.025), (0.05, 0.075), (0.0, 0.1)]
+)
+def test_the_boost_grows_as_the_loss_falls(
+    destination: float | str, previous: float | None, raised: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """g_B(H_D) = H_D + ξ(1 − min(u, ℓ)/u) at ξ = 0.1 and u = 0.2; over the source's own sampler H_D is H_S."""
+    state = {} if previous is None else {"previous_loss": torch.tensor(previous)}
+    step, asked = make_step(state=state), destinations(monkeypatch)
+    train(step, hardness_manipulation(step, HardnessSettings("random", destination, boost=0.1, steps=1)))
+    with step.frozen() as embed:
+        clean = embed(step.batch.images)
+    if isinstance(destination, str):
+        purpose = "source" if destination == "random" else "destination"
+        other = step.mine(destination, clean, 0.2, purpose)
+        expected = hardness(clean[other.anchor], clean[other.positive], clean[other.negative])
+    else:
+        expected = torch.full((6,), destination, dtype=torch.float64)
+    assert torch.allclose(asked[0], expected + raised, atol=1e-8)
+
+
+def test_a_boost_over_the_source_raises_it() -> None:
+    """HM[S, g_B(S)] is natural training at first and adversarial once the loss has fallen."""
+    settings = HardnessSettings("random", "random", boost=0.1, eps=0.2, alpha=0.02)
+    first, later = make_step(), make_step(state={"previous_loss": torch.zeros(())})
+    plain, _ = train(first, natural(first, NaturalSettings("random")))
+    assert torch.allclose(train(first, hardness_manipulation(first, settings))[0], plain, atol=1e-12)
+    loss, _ = train(later, hardness_manipulation(later, settings))
+    assert plain + 0.09 < loss < plain + 0.2
+
+
+# Intra-class structure --------------------------------------------------------------------------------------
+
+
+def test_intra_class_structure_and_its_gradient_in_closed_form() -> None:
+    """On the circle d = 2 sin(θ/2): a' at 90° and p at 60° pay √2 − 1; a' nearer than p pays nothing."""
+    angles = torch.tensor([[0.0, 90.0, 60.0], [0.0, 30.0, 60.0]], dtype=torch.float64).deg2rad()
+    points = torch.stack([angles.cos(), angles.sin()], dim=-1).requires_grad_()
+    value = intra_class(*points.unbind(1))
+    assert value.item() == pytest.approx((math.sqrt(2) - 1) / 2, abs=1e-5)
+    (gradient,) = torch.autograd.grad(value, points)
+    away, from_p = torch.tensor([-1.0, 1.0]) / math.sqrt(2), torch.tensor([-0.5, math.sqrt(0.75)])  # from a to a', to p
+    expected = torch.stack([from_p - away, away, -from_p]).double() / 2  # a mean of two
+    assert torch.allclose(gradient[0], expected, atol=1e-5)
+    assert not gradient[1].any()
+
+
+def spied(step: Step) -> list[Tensor]:
+    """What goes through the model for training, call by call."""
+    seen: list[Tensor] = []
+    embed = step.embed
+    step.embed = lambda images: seen.append(images) or embed(images)  # type: ignore[func-returns-value, method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("sampler", ["softhard", "random"])
+def test_the_term_is_added_by_its_weight_with_gradient_through_all_it_compares(sampler: str) -> None:
+    step = make_step()
+    seen = spied(step)
+    # So strong that anchors move farther than their positives lie.
+    strong: dict[str, Any] = {"destination": 2.0, "eps": 0.5, "alpha": 0.1}
+    without, _ = train(step, hardness_manipulation(step, HardnessSettings(sampler, **strong)))
+    loss, gradients = train(step, hardness_manipulation(step, HardnessSettings(sampler, ics=0.7, **strong)))
+    moved, both = seen
+    assert len(seen) == 2 and len(both) == 5 * 6  # one call a step: three adversarial views, two clean ones
+    with step.frozen() as embed:
+        chosen = step.mine(sampler, embed(step.batch.images), 0.2)
+    e = step.model(moved).unflatten(0, (-1, 3))
+    total, active = torch.relu(hardness(*e.unbind(1)) + 0.2).mean(), 0
+    for i in range(6):
+        anchor, positive = (step.model(step.batch.images[j[i], None])[0] for j in (chosen.anchor, chosen.positive))
+        gap = euclidean(anchor, e[i, 0]) - euclidean(anchor, positive)
+        if gap > 0:
+            total, active = total + 0.7 * gap / 6, active + 1
+    step.model.zero_grad()
+    total.backward()
+    assert active >= 2 and loss > without + 1e-2
+    assert torch.allclose(loss, total, atol=1e-12)
+    expected = [p.grad for p in step.model.parameters() if p.grad is not None]
+    assert all(torch.allclose(g, want, atol=1e-10) for g, want in zip(gradients, expected, strict=True))
+    assert torch.allclose(step.state["previous_loss"], without, atol=1e-12)  # LGA and g_B follow the triplet loss alone
+
+
+def test_an_anchor_that_is_its_own_positive_pays_its_whole_shift() -> None:
+    """Softhard may draw (a, a, n); then d(a, p) is 0, as the formula says."""
+    a, moved, n = KEY("points").normal(torch.arange(3), (1, 8))
+    assert intra_class(a, moved, a) == pytest.approx(euclidean(a, moved).item(), abs=1e-5)
+    assert intra_class(a, a, a) == 0 and intra_class(a, moved, n) != intra_class(a, moved, a)
+
+
+# All of it --------------------------------------------------------------------------------------------------
+
+
+def test_every_pair_of_the_papers_tables_is_a_matter_of_settings() -> None:
+    """Tables 2 to 5: any source; any sampler, constant, g_B over these, or LGA; each with and without ICS."""
+    step = make_step(state={"previous_loss": torch.tensor(0.1)})
+    ends = [(end, boost) for end in (*SAMPLERS, "0", "-0.1", "-1/5", "2") for boost in ("0", "0.1")] + [("lga", "0")]
+    for source, (end, boost) in itertools.product(SAMPLERS, ends):
+        asked = [f"defence.source={source}", f"defence.destination={end}", f"defence.boost={boost}", "defence.steps=2"]
+        losses = []
+        for ics in ("0", "0.5"):
+            settings = settings_from("hm-lga", parse_assignments([*asked, f"defence.ics={ics}"])).defence
+            step.state["previous_loss"] = torch.tensor(0.1)
+            losses.append(train(step, hardness_manipulation(step, settings))[0])
+        plain, _ = train(step, natural(step, NaturalSettings(source)))
+        assert plain - 1e-12 <= losses[0] <= losses[1] + 1e-12, (source, end, boost)
+
+
+@pytest.mark.parametrize("start", ["zero", "random"])
+@pytest.mark.parametrize("destination", ["lga", 0.0])
+def test_a_benign_batch_is_natural_training(destination: float | str, start: Any) -> None:
+    step = make_step(state={"previous_loss": torch.zeros(())})
+    settings = HardnessSettings("softhard", destination, ics=0.5, eps=0.0, steps=0, start=start)
+    benign = train(step, hardness_manipulation(step, settings))
+    plain = train(step, natural(step, NaturalSettings("softhard")))
+    assert torch.allclose(benign[0], plain[0], atol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(benign[1], plain[1], strict=True))
+
+
+def test_recipes_of_this_defence() -> None:
+    for name, settings in (("hm-lga-ics", HardnessSettings(ics=0.5)), ("minmax", HardnessSettings(destination=2.0))):
+        assert settings_from(name).defence == settings
+        assert settings_from(name).train.on_collapse == "stop"
+
+
+@pytest.mark.parametrize("name", [name for name, defence in DEFENCES.items() if defence.companion is None])
 def test_a_batch_of_one_class_is_no_reason_to_fail(name: str) -> None:
     step = make_step(labels=[4] * 8)
     loss, gradients = train(step, DEFENCES[name].run(step, DEFENCES[name].settings()))
@@ -127,6 +276,10 @@ def test_mining_stays_inside_its_groups() -> None:
         (lambda: HardnessSettings(destination=2.5), r"\[-2, 2\]"),
         (lambda: HardnessSettings(steps=-1), "negative"),
         (lambda: HardnessSettings(margin=0.0), "margin"),
+        (lambda: HardnessSettings(ics=-0.5), r"ics \(λ\) .* at least 0, got -0.5"),
+        (lambda: HardnessSettings(ics=math.nan), "ics"),
+        (lambda: HardnessSettings(destination=0.0, boost=-0.1), "boost .* at least 0"),
+        (lambda: HardnessSettings(boost=0.1), "needs a destination to raise, and lga is gradual already"),
         (lambda: NaturalSettings("semihart"), "did you mean semihard"),
         (lambda: NaturalSettings(loss="triplett"), "did you mean triplet"),
         (lambda: NaturalSettings(margin=-0.1), "margin"),
@@ -142,3 +295,22 @@ def test_contrastive_training_uses_its_loss() -> None:
     loss, _ = train(step, natural(step, NaturalSettings(loss="contrastive", margin=1.0)))
     triplet, _ = train(step, natural(step, NaturalSettings()))
     assert loss > 0 and not torch.allclose(loss, triplet)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "assignment", "words"),
+    [
+        ("act", "defence.ics=0.5", "defence.ics makes no sense with defence.name=act: ICS needs an adversarial anchor"),
+        ("rest", "defence.ics=0.5", "with defence.name=rest: ICS needs an adversarial anchor"),
+        ("natural", "defence.ics=0.5", "with defence.name=natural: ICS needs an adversarial anchor"),
+        ("hm-lga-ics", "defence.name=act", "with defence.name=act: ICS needs an adversarial anchor"),
+        ("act", "defence.boost=0.1", "with defence.name=act: g_B raises a destination hardness"),
+        ("est", "defence.boost=0.1", "with defence.name=est: g_B raises a destination hardness"),
+        ("hm-lga", "defence.boost=0.1", "needs a destination to raise"),
+        ("hm-lga", "defence.ics=-0.5", "at least 0"),
+        ("act", "defence.icsx=0.5", "no setting defence.icsx"),
+    ],
+)
+def test_what_makes_no_sense_elsewhere_is_refused_with_the_reason(recipe: str, assignment: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        settings_from(recipe, parse_assignments([assignment]))

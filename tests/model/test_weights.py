@@ -281,6 +281,60 @@ def test_a_saved_embedder_gives_its_backbone(tmp_path: Path) -> None:
     assert other.weights_report.ignored == 4  # head's two, mean, std
 
 
+@pytest.mark.parametrize("place", ["runs/pre", "runs/pre/model.safetensors", "."])
+def test_a_run_folder_gives_its_backbone(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs" / "pre"
+    folder.mkdir(parents=True)
+    trained = Embedder("small", 8, channels=1, seed=1)
+    trained.save(folder)
+    monkeypatch.chdir(folder if place == "." else tmp_path)
+    other = Embedder("small", 32, place, channels=1, seed=2)
+    assert _equal(other.backbone.state_dict(), trained.backbone.state_dict())
+    assert not torch.equal(other.head.weight[:8], trained.head.weight)
+    assert str(other.weights_report) == "pre/model.safetensors, 8 tensors of the backbone, 4 others left out"
+
+
+def test_a_model_of_ours_keeps_its_mean_and_std(tmp_path: Path) -> None:
+    trained = Embedder("small", 8, channels=1, mean=[0.25], std=[0.5])
+    trained.save(tmp_path)
+    other = Embedder("small", 16, tmp_path, channels=1)
+    images = torch.rand(2, 1, 8, 8)
+    assert (other.config["mean"], other.config["std"]) == ([0.25], [0.5])
+    assert torch.equal(other.features(images), trained.features(images))
+    assert Embedder("small", 16, tmp_path, channels=1, mean=(0.25,)).config["std"] == [0.5]
+    for wrong in ({"mean": [0.3]}, {"std": [1.0]}):
+        with pytest.raises(ModelError, match=r"was trained with (mean \[0.25\], not \[0.3\]|std \[0.5\], not \[1.0\])"):
+            Embedder("small", 16, tmp_path, channels=1, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_model_of_ours_with_another_backbone_is_refused(tmp_path: Path) -> None:
+    path = Embedder("mlp", 8, channels=1, size=8).save(tmp_path / "mine.safetensors")
+    with pytest.raises(ModelError, match=r"mine.safetensors holds a mlp, not a small: set model.backbone=mlp"):
+        Embedder("small", 8, path, channels=1)
+    with pytest.raises(ModelError, match=r"1.weight \(128, 64\) for \(128, 192\)"):  # for grey images
+        Embedder("mlp", 8, path, channels=3, size=8)
+    Embedder("test_resnet", 8).save(path)
+    named = Embedder("test_resnet.r160_in1k", 8, path, seed=3)  # the same network under timm's longer name
+    assert named.weights_report is not None
+
+
+def test_a_folder_without_a_model_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"there is no model.safetensors in this folder; give a file or a finished run"
+    ):
+        Embedder("small", 8, tmp_path, channels=1)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ModelError, match="finish it: anchorhold resume "):
+        Embedder("small", 8, tmp_path, channels=1)
+
+
+@pytest.mark.parametrize("about", ["", "[]", "{}", '{"config": 3}', '{"config": {"backbone": "other"}}'])
+def test_metadata_that_is_not_ours_says_nothing(tmp_path: Path, about: str) -> None:
+    path, state = tmp_path / "w.safetensors", _tiny()
+    safetensors.torch.save_file(state, path, {"anchorhold": about})
+    assert weights.saved_config(path) is None and _equal(_load_tiny(path)[0], state)
+
+
 def test_half_precision_is_cast_and_counters_may_be_missing(tmp_path: Path, torchvision_net: nn.Module) -> None:
     path = tmp_path / "half.safetensors"
     state = torchvision_net.state_dict()

@@ -7,16 +7,49 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..model.frozen import Embed, embed_all
-from ..perturb.ascend import Budget, ascend
+from ..perturb.ascend import Budget, Start, ascend
 from ..perturb.ball import Ball
 from ..random import Key
-from ..settings import check
+from ..settings import check, nearest
 from .goal import Goal, Scene
 
-__all__ = ["BALL", "PGD", "Attacked", "attack", "fgsm"]
+__all__ = ["BALL", "BUDGETS", "PGD", "Attacked", "NamedBudget", "attack", "budget_named", "fgsm"]
 
-BALL = Ball(8 / 255)  # printed as .03137
-PGD = Budget(32, 3 / 255)  # printed as .011764
+
+@dataclass(frozen=True)
+class NamedBudget:
+    """What an attacker may spend, as a paper has it."""
+
+    eps: float
+    steps: int
+    alpha: float | None = None  # None: 2ε/steps, with which every point of the ball is in reach of every other
+    start: Start = "zero"
+
+
+BUDGETS: dict[str, NamedBudget] = {
+    "standard": NamedBudget(8 / 255, 32, 3 / 255),  # 000, 001 and 002; printed as .03137 and .011764
+    "adml": NamedBudget(0.01, 5, start="random"),  # 003, section 4.1
+}
+
+
+def budget_named(
+    name: str, eps: float | None = None, alpha: float | None = None, steps: int | None = None
+) -> tuple[Ball, Budget]:
+    """The budget of that name; what is given wins over it, and a step of 2ε/steps follows what is given.
+
+    >>> ball, budget = budget_named("adml", eps=0.05)
+    >>> ball.eps, budget.steps, budget.alpha, budget.start
+    (0.05, 5, 0.02, 'random')
+    """
+    check(name in BUDGETS, f"no budget is called {name!r}; {nearest(str(name), BUDGETS)}")
+    named = BUDGETS[name]
+    eps = named.eps if eps is None else eps
+    steps = named.steps if steps is None else steps
+    alpha = named.alpha if alpha is None else alpha
+    return Ball(eps), Budget(steps, 2 * eps / max(steps, 1) if alpha is None else alpha, named.start)
+
+
+BALL, PGD = budget_named("standard")
 
 
 def fgsm(ball: Ball) -> Budget:

@@ -22,15 +22,16 @@ from torch import Tensor, nn
 
 from .. import __version__, checks
 from ..attacks import Goal, Scene, fgsm, goal_named
+from ..attacks.run import budget_named
 from ..console import Report, Silent, duration
-from ..device import computing, device_named
+from ..device import compiles, computing, device_named
 from ..errors import AnchorholdError, Interrupted, ModelError
 from ..metrics import nmi, score_queries
 from ..model.chunked import chunked
 from ..model.embedder import Embedder
 from ..model.frozen import Embed, connected, embed_all, frozen
 from ..model.victim import Victim, wrap
-from ..perturb.ascend import Budget
+from ..perturb.ascend import Budget, Start
 from ..perturb.ball import Ball
 from ..random import Key
 from ..record import provenance
@@ -61,9 +62,12 @@ class AuditSettings:
     seed: int = 0
     batch: int = 128
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     resize: int | None = None
     crop: int | None = None
     resamples: int = 1000
+    start: Start = "zero"
+    seeds: int = 1  # of the random starts
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
@@ -73,7 +77,14 @@ class AuditSettings:
         check(self.batch >= 1, f"batch must be at least 1, got {self.batch}")
         check(self.resamples >= 1, f"resamples must be at least 1, got {self.resamples}")
         check(self.eps <= 1, f"ε is {self.eps:g} for pixels in [0, 1]: 8/255 is .031")
-        _, _ = self.ball, self.budget  # they check the rest
+        check(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
+        _, start = self.ball, self.budget.start  # they check the rest
+        who = "FGSM starts" if self.method == "fgsm" else "this budget starts"
+        check(
+            self.seeds == 1 or start == "random",
+            f"nothing is random that seeds = {self.seeds} could repeat: {who} at the clean image; leave seeds out, "
+            "or use PGD with a random start, such as the budget adml",
+        )
 
     @property
     def ball(self) -> Ball:
@@ -82,7 +93,7 @@ class AuditSettings:
 
     @property
     def budget(self) -> Budget:
-        return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha)
+        return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,14 +149,17 @@ def audit(
     protocols: Sequence[str] = ("published", "corrected"),
     attacks: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     limit: int = 1000,
-    eps: float = 8 / 255,
-    alpha: float = 3 / 255,
-    steps: int = 32,
+    budget: str = "standard",
+    eps: float | None = None,
+    alpha: float | None = None,
+    steps: int | None = None,
     method: Literal["pgd", "fgsm"] = "pgd",
     seed: int = 0,
+    seeds: int = 1,
     batch: int = 128,
     device: str = "auto",
     precision: Literal["auto", "fp32", "bf16"] = "auto",
+    compile: Literal["auto", "on", "off"] = "auto",
     out: str | Path | None = None,
     resize: int | None = None,
     crop: int | None = None,
@@ -158,17 +172,34 @@ def audit(
 
     `data` is a data set (its test split), a split, a folder of class folders, (images, labels), or
     {"query": …, "gallery": …}. `limit` images are attacked, a seeded sample over all classes (0: all); the gallery
-    stays whole. `attacks` are names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. With
-    `out` the audit is resumed where it was stopped, and saved there. `examine` looks for flags
-    at the end; None leaves that out.
+    stays whole. `attacks` are names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. `budget`
+    is a name of `attacks.run.BUDGETS`, of which `eps`, `alpha` and `steps` replace a part; where it starts at random,
+    every attack is made from `seeds` starts, and numbers are means over them. With `out` the audit is resumed where
+    it was stopped, and saved there. `examine` looks for flags at the end; None leaves that out.
     """
     one = (protocols,) if isinstance(protocols, str) else protocols
     chosen: dict[str, dict[str, Any]] = {
         name: {} for name in ([attacks] if isinstance(attacks, str) else attacks or NINE)
     }
     chosen |= {name: dict(changes) for name, changes in attacks.items()} if isinstance(attacks, Mapping) else {}
+    ball, pgd = budget_named(budget, eps, alpha, steps)
     settings = AuditSettings(
-        tuple(one), tuple(chosen), limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples
+        protocols=tuple(one),
+        attacks=tuple(chosen),
+        limit=limit,
+        eps=ball.eps,
+        alpha=pgd.alpha,
+        steps=pgd.steps,
+        method=method,
+        seed=seed,
+        batch=batch,
+        precision=precision,
+        compile=compile,
+        resize=resize,
+        crop=crop,
+        resamples=resamples,
+        start="zero" if method == "fgsm" else pgd.start,
+        seeds=seeds,
     )
     runs = _runs(settings, chosen)
     report, where = report or Silent(), device_named(device)
@@ -177,7 +208,9 @@ def audit(
     material = prepare(data, victim, where, report, resize, crop, on_bad_image)
     for note in material.notes:
         report.say(note)
-    with living_on(victim, where), _repeatable(), frozen(victim) as view:
+    work = len(runs) * min(limit or len(material.labels), len(material.labels)) * settings.budget.steps
+    fast = compiles(settings.compile, settings.precision, where, work)
+    with living_on(victim, where), _repeatable(), frozen(victim, fast) as view:
         return _audit(victim, view, material, settings, runs, climbing, where, out, examine, report)
 
 
@@ -212,8 +245,9 @@ def _audit(
     about_model, about_data = _described(victim, scene), material.describe()
     about_data["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
     facts = asdict(settings)
-    # The name of a shard says attack and protocol: more of either may be added later.
-    shared = {name: value for name, value in facts.items() if name not in ("protocols", "attacks", "resamples")}
+    # The name of a shard says attack, protocol and start: more of each may be added later.
+    added = ("protocols", "attacks", "resamples", "seeds")
+    shared = {name: value for name, value in facts.items() if name not in added}
     made_with = {**shared, "model": about_model["weights"], "data": about_data, "device": where.type}
     made_with["version"] = __version__
     shards = Shards(out, made_with)
@@ -287,7 +321,7 @@ def _runs(settings: AuditSettings, chosen: Mapping[str, Mapping[str, Any]]) -> l
                 check(False, f"{name} has no such settings: {', '.join(changes)}")
                 raise
             together.setdefault(goal.run, []).append(goal)
-        runs += [AttackRun(name, tuple(goals)) for goals in together.values()]
+        runs += [AttackRun(name, tuple(g), start) for g in together.values() for start in range(settings.seeds)]
     return runs
 
 

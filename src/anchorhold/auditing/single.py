@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ProtocolName, Scene, attack, goal_named
+from ..attacks.run import budget_named
 from ..console import Report, Silent
 from ..data.datasets import Split
 from ..data.store import centre_crop, decode
@@ -63,9 +64,10 @@ def attack_one(
     *,
     protocol: ProtocolName = "corrected",
     label: str = "",
-    eps: float = 8 / 255,
-    alpha: float = 3 / 255,
-    steps: int = 32,
+    budget: str = "standard",
+    eps: float | None = None,
+    alpha: float | None = None,
+    steps: int | None = None,
     method: Literal["pgd", "fgsm"] = "pgd",
     seed: int = 0,
     count: int = NEIGHBOURS,
@@ -77,9 +79,12 @@ def attack_one(
 ) -> Single:
     """Attack one image, a file or the number of a query in `data`, and show the list before and after.
 
-    `label` names the class of a file that is not in the gallery.
+    `label` names the class of a file that is not in the gallery. The budget is named as in `audit`.
     """
-    settings = AuditSettings(("corrected",), (goal,), 0, eps, alpha, steps, method, seed, batch, "fp32", resize, crop)
+    ball, pgd = budget_named(budget, eps, alpha, steps)
+    settings = AuditSettings(
+        eps=ball.eps, alpha=pgd.alpha, steps=pgd.steps, method=method, seed=seed, batch=batch, start=pgd.start
+    )
     wish = goal_named(goal, protocol)
     report, where, victim = report or Silent(), device_named(device), as_victim(model)
     material = prepare(data, victim, where, report, resize, crop)
@@ -111,7 +116,7 @@ def attack_one(
     clean = scene.clean(wish.side)[ids]
     start = wish.measure(scene, ids, done.targets, clean, clean)
     asked, before, after = shown_lists(wish, scene, ids, done.targets, done.embeddings, count)
-    about = f"{goal} ({protocol}) on {name}, ε {eps:.4f}"
+    about = f"{goal} ({protocol}) on {name}, ε {ball.eps:.4f}"
     if wish.side == "gallery":
         about += f"; the list of {material.query.split.sample(int(asked[0]))}"
     elif done.targets is not None and int(done.targets.flatten()[0]) >= 0:

@@ -32,10 +32,12 @@ class AttackRun:
 
     attack: str
     goals: tuple[Goal, ...]
+    start_seed: int = 0  # the same samples and targets from other random starts
 
     @property
     def label(self) -> str:
-        return f"{self.attack}.{'-'.join(goal.protocol for goal in self.goals)}"
+        again = f".seed{self.start_seed}" if self.start_seed else ""
+        return f"{self.attack}.{'-'.join(goal.protocol for goal in self.goals)}{again}"
 
 
 def sweep(
@@ -60,7 +62,10 @@ def sweep(
     batches = list(ids.split(batch))
     shown: list[Shard | None] = [shards.find(run.label, index, what) for index in range(len(batches))]
     done = sum(len(part) for part, known in zip(batches, shown) if known)
-    with report.task(f"{run.attack} ({', '.join(goal.protocol for goal in run.goals)})", len(ids), done) as advance:
+    again = f", start {run.start_seed + 1}" if run.start_seed else ""
+    starts = key("start seed", run.start_seed) if run.start_seed else key
+    title = f"{run.attack} ({', '.join(goal.protocol for goal in run.goals)}{again})"
+    with report.task(title, len(ids), done) as advance:
         for index, part in enumerate(batches):
             if shown[index] is None:
                 begun = time.monotonic()
@@ -75,8 +80,9 @@ def sweep(
                         part,
                         ball,
                         budget,
-                        key,
+                        starts,
                         len(part),
+                        targets=run.goals[0].targets(scene, part.to(scene.gallery.device), key),
                         look_back=any(goal.looks_back for goal in run.goals),
                     )
                 with precise():
@@ -189,6 +195,7 @@ def _gathered(run: AttackRun, whole: Shard) -> RunRows:
     return RunRows(
         label=run.label,
         attack=run.attack,
+        start_seed=run.start_seed,
         goals={goal.protocol: {k: v for k, v in asdict(goal).items() if k != "protocol"} for goal in run.goals},
         side=run.goals[0].side,
         ids=rows["ids"],

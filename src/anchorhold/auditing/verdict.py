@@ -4,28 +4,32 @@ audit.json, schema "anchorhold.audit/1". Percentages are 0..100; low and high ar
 intervals over queries (null where there is none); nothing in it is a path.
 
     schema       "anchorhold.audit/1"
-    settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples
+    settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples,
+                 start (zero or random), seeds (how many random starts)
     versions, device, commit     what made the numbers
     model        kind, parameters, dim, weights (a hash of them), config where it is ours, notes
     data         query and gallery {name, fingerprint}, images [queries, gallery], classes, same, attacked [q, g]
     clean        {R@1, R@2, mAP, mAP@R, mAP@10, NMI: {value, low, high}} of all queries, percent
     protocols    {published, corrected: {columns, ers, ars}}
-      columns    {CA+ … GTT …: {value, low, high, initial}}; initial: the same measure on the clean embeddings
+      columns    {CA+ … GTT …: {value, low, high, initial, std, seeds}}; initial: the same measure on the clean
+                 embeddings; with several random starts seeds are their values, value their mean, std their sample
+                 standard deviation, and low, high the interval of the mean over the starts; null otherwise
                  percent, but TMA is a cosine and ES:D a distance. published: means of the means of 112 samples
                  in data-set order; corrected: means over samples
-      ers        {value, low, high, terms, ranking, recall}, or null where attacks are missing
+      ers        {value, low, high, terms, ranking, recall} of those values, or null where attacks are missing
       ars        {constants, measured: {value, low, high, terms, ranking, recall, initial}}, each null where ARS
                  is not defined; constants: print's initial ranks (50, 1, 50, 1), measured: those of this model
-    runs         [{label, attack, goals, samples, image_steps, seconds}]: one run may serve both protocols; goals
-                 {protocol: the settings of the attack, and which of print's defects it has}
+    runs         [{label, attack, start_seed, goals, samples, image_steps, seconds}]: one run may serve both protocols;
+                 goals {protocol: the settings of the attack, and which of print's defects it has}; start_seed 0, 1 …
     flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
 
 samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample:
 `P/C` and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the
-clean embedding); and `clean/r1` … of all queries. examples.safetensors has for each run the samples that withstood
-worst, in the middle (of those that were kept) and best, in this order: `L/ids`, `L/clean` and `L/perturbed`
-(uint8 NHWC), `L/asked` (whose list is shown: the sample itself, or the query a candidate attack aimed at),
-`L/before` and `L/after` (gallery ids of its nearest neighbours, the query's own image left out).
+clean embedding); and `clean/r1` … of all queries. With several random starts `P/C` is the mean over them, and
+`P/C/seeds` (starts, samples) is each. examples.safetensors has for each run the samples that withstood worst, in
+the middle (of those that were kept) and best, in this order: `L/ids`, `L/clean` and `L/perturbed` (uint8 NHWC),
+`L/asked` (whose list is shown: the sample itself, or the query a candidate attack aimed at), `L/before` and
+`L/after` (gallery ids of its nearest neighbours, the query's own image left out).
 """
 
 import json
@@ -83,6 +87,8 @@ class Column:
     low: float | None
     high: float | None
     initial: float | None = None
+    std: float | None = None  # over the random starts, where there are several; `value` is their mean
+    seeds: tuple[float, ...] | None = None  # the value from each start
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class RunRows:
     examples: dict[str, Tensor]
     seconds: float
     image_steps: int
+    start_seed: int = 0
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -154,6 +161,7 @@ class Audit:
             {
                 "label": run.label,
                 "attack": run.attack,
+                "start_seed": run.start_seed,
                 "goals": run.goals,
                 "samples": len(run.ids),
                 "image_steps": run.image_steps,
@@ -189,9 +197,13 @@ class Audit:
             if run.targets is not None:
                 samples[f"{run.label}/targets"] = run.targets
             for protocol in run.protocols:
-                samples |= {f"{protocol}/{name}": row for name, row in run.measures[protocol].items()}
                 samples |= {f"{protocol}/{name}/initial": row for name, row in run.initial[protocol].items()}
             examples |= {f"{run.label}/{name}": row for name, row in run.examples.items()}
+        for protocol in self.protocols:
+            for name, rows in by_start(self.runs, protocol).items():
+                samples[f"{protocol}/{name}"] = rows.mean(0)
+                if len(rows) > 1:
+                    samples[f"{protocol}/{name}/seeds"] = rows
         for name, tensors in (("samples", samples), ("examples", examples)):
             with atomic(folder / f"{name}.safetensors") as temporary:
                 dense = {key: row.cpu().contiguous().clone() for key, row in tensors.items()}
@@ -221,15 +233,24 @@ def estimate(values: Tensor, protocol: str = "corrected") -> float:
     return float(values.nanmean())
 
 
+def by_start(runs: Sequence[RunRows], protocol: str) -> dict[str, Tensor]:
+    """Every measure of a protocol, (starts, samples)."""
+    rows: dict[str, list[Tensor]] = {}
+    for run in runs:
+        for name, row in run.measures.get(protocol, {}).items():
+            rows.setdefault(name, []).append(row)
+    return {name: torch.stack(each) for name, each in rows.items()}
+
+
 def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, together: bool) -> Outcome:
     """Columns, scores and intervals of one protocol; `together`: queries and gallery are the same images."""
-    rows: dict[str, Tensor] = {}
+    starts = {name: in_units(name) * rows for name, rows in by_start(runs, protocol).items()}
+    rows = {name: each.mean(0) for name, each in starts.items()}
     before: dict[str, Tensor] = {}
     ids: dict[str, Tensor] = {}
     for run in runs:
-        for name, row in run.measures.get(protocol, {}).items():
-            rows[name] = in_units(name) * row
-            before[name] = in_units(name) * run.initial[protocol][name]
+        for name, row in run.initial.get(protocol, {}).items():
+            before[name] = in_units(name) * row
             # Draws are shared by the same samples; a query and a gallery item of one number are not the same.
             ids[name] = run.ids if together or run.side == "query" else -1 - run.ids
     drawn = resampled_means(
@@ -240,7 +261,13 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
     )
     spans = {name: interval(drawn[name]) for name in rows}
     columns = {
-        name: Column(estimate(row, protocol), spans[name].low, spans[name].high, estimate(before[name], protocol))
+        name: Column(
+            estimate(row, protocol),
+            spans[name].low,
+            spans[name].high,
+            estimate(before[name], protocol),
+            *_spread([estimate(each, protocol) for each in starts[name]]),
+        )
         for name, row in rows.items()
     }
     notes: list[str] = []
@@ -275,6 +302,13 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
     return Outcome(columns, scored, resisted, tuple(dict.fromkeys(notes)))
 
 
+def _spread(values: Sequence[float]) -> tuple[float | None, tuple[float, ...] | None]:
+    """Sample standard deviation and all values, where there are several."""
+    if len(values) < 2:
+        return None, None
+    return float(torch.tensor(values, dtype=torch.float64).std()), tuple(values)
+
+
 def _score(terms: Mapping[str, float], span: Interval, initial: Mapping[str, float] | None = None) -> Score:
     groups = group_means(dict(terms))
     known = None if initial is None else dict(initial)
@@ -304,22 +338,25 @@ def _table(audit: Audit) -> str:
     gallery = "" if data["same"] else f", {moved:,} of them as candidates"
     how = f"{s['method'].upper()}, ε {_fraction(s['eps'])}"
     how += f", {s['steps']} steps of {_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
+    several = s["seeds"] > 1
+    how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""
+    wide = 30 if several else 24
     lines = [
         f"{audit.model['kind']}, {audit.model['parameters']:,} parameters, on {data['query']['name']}",
         f"{asked:,} of {queries:,} queries against {items:,} images of {data['classes']} classes{gallery}",
-        f"{how}, seed {s['seed']}; [95 % intervals]",
+        f"{how}, seed {s['seed']}; {'mean ± std, ' if several else ''}[95 % intervals]",
         "",
         "clean   " + "  ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items()),
         "",
-        f"{'':12}" + "".join(f"{name:>24}" for name in audit.protocols),
+        f"{'':12}" + "".join(f"{name:>{wide}}" for name in audit.protocols),
     ]
     names = list(dict.fromkeys(name for outcome in audit.protocols.values() for name in outcome.columns))
     for name in names:
         cells = [_cell(outcome.columns.get(name), name) for outcome in audit.protocols.values()]
-        lines.append(f"{name:12}" + "".join(f"{cell:>24}" for cell in cells))
+        lines.append(f"{name:12}" + "".join(f"{cell:>{wide}}" for cell in cells))
     if "TMA" in names:
         cells = [f"{outcome.columns['TMA'].initial or 0.0:.3f}" for outcome in audit.protocols.values()]
-        lines.append(f"{'TMA clean':12}" + "".join(f"{cell:>24}" for cell in cells))
+        lines.append(f"{'TMA clean':12}" + "".join(f"{cell:>{wide}}" for cell in cells))
     if any(outcome.ers for outcome in audit.protocols.values()):
         kinds = {
             "ERS": [outcome.ers for outcome in audit.protocols.values()],
@@ -328,10 +365,10 @@ def _table(audit: Audit) -> str:
         }
         lines.append("")
         for name, scores in kinds.items():
-            lines.append(f"{name:12}" + "".join(f"{_cell(score, name):>24}" for score in scores))
+            lines.append(f"{name:12}" + "".join(f"{_cell(score, name):>{wide}}" for score in scores))
             for part in ("ranking", "recall"):
                 cells = ["–" if score is None else f"{getattr(score, part):.1f}" for score in scores]
-                lines.append(f"  {part:10}" + "".join(f"{cell:>24}" for cell in cells))
+                lines.append(f"  {part:10}" + "".join(f"{cell:>{wide}}" for cell in cells))
     lines += ["", *(f"flag {flag.name}: {flag.message}" for flag in audit.flags)] if audit.flags else []
     lines += ["", *(f"note: {note}" for note in audit.notes)] if audit.notes else []
     return "\n".join(lines)
@@ -342,7 +379,8 @@ def _cell(number: Column | Score | None, name: str) -> str:
         return "–"
     digits = 3 if name in NOT_PERCENT else 1
     span = "" if number.low is None or number.high is None else f" [{number.low:.{digits}f}, {number.high:.{digits}f}]"
-    return f"{number.value:.{digits}f}{span}"
+    std = number.std if isinstance(number, Column) else None
+    return f"{number.value:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}") + span
 
 
 def _fraction(pixels: float) -> str:

@@ -5,7 +5,25 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Crop, Data, Device, Eps, Mean, Method, Model, Resize, Root, Size, Std, Steps, app, number, numbers
+from .app import (
+    Alpha,
+    Budget,
+    Crop,
+    Data,
+    Device,
+    Eps,
+    Mean,
+    Method,
+    Model,
+    Resize,
+    Root,
+    Size,
+    Std,
+    Steps,
+    app,
+    number,
+    numbers,
+)
 
 
 @app.command()
@@ -19,9 +37,10 @@ def audit(
     ] = "",
     limit: Annotated[int, typer.Option(help="How many images are attacked, a sample over all classes")] = 1000,
     full: Annotated[bool, typer.Option("--full", help="Attack all images")] = False,
-    eps: Eps = "8/255",
-    alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
-    steps: Steps = 32,
+    budget: Budget = "standard",
+    eps: Eps = "",
+    alpha: Alpha = "",
+    steps: Steps = None,
     method: Method = "pgd",
     mean: Mean = "",
     std: Std = "",
@@ -29,7 +48,8 @@ def audit(
     resize: Resize = None,
     crop: Crop = None,
     on_bad_image: Annotated[str, typer.Option(help="fail or skip")] = "fail",
-    seed: Annotated[int, typer.Option(help="Another seed draws other samples and targets")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed draws other samples, targets and starts")] = 0,
+    seeds: Annotated[int, typer.Option(help="Attack from so many random starts: mean ± std")] = 1,
     batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
     precision: Annotated[str, typer.Option(help="Of the ascent: auto (bf16 on a GPU), fp32 or bf16")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Where it is written; the same one again goes on")] = None,
@@ -48,11 +68,13 @@ def audit(
         protocols=protocols,
         attacks=_attacks(attacks),
         limit=0 if full else limit,
-        eps=number("--eps", eps),
-        alpha=number("--alpha", alpha),
+        budget=budget,
+        eps=number("--eps", eps) if eps else None,
+        alpha=number("--alpha", alpha) if alpha else None,
         steps=steps,
         method=method,  # type: ignore[arg-type]  # it is checked there
         seed=seed,
+        seeds=seeds,
         batch=batch,
         device=device,
         precision=precision,  # type: ignore[arg-type]
@@ -75,16 +97,17 @@ def attack(
     root: Root = None,
     protocol: Annotated[str, typer.Option(help="published (as in print) or corrected")] = "corrected",
     class_: Annotated[str, typer.Option("--class", help="The class of a file that is not in the data")] = "",
-    eps: Eps = "8/255",
-    alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
-    steps: Steps = 32,
+    budget: Budget = "standard",
+    eps: Eps = "",
+    alpha: Alpha = "",
+    steps: Steps = None,
     method: Method = "pgd",
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
     resize: Resize = None,
     crop: Crop = None,
-    seed: Annotated[int, typer.Option(help="Another seed draws other targets")] = 0,
+    seed: Annotated[int, typer.Option(help="Another seed draws other targets and starts")] = 0,
     save: Annotated[Path | None, typer.Option(help="Write the perturbed image there, as PNG")] = None,
     device: Device = "auto",
 ) -> None:
@@ -101,8 +124,9 @@ def attack(
         goal,
         protocol=protocol,  # type: ignore[arg-type]  # it is checked there
         label=class_,
-        eps=number("--eps", eps),
-        alpha=number("--alpha", alpha),
+        budget=budget,
+        eps=number("--eps", eps) if eps else None,
+        alpha=number("--alpha", alpha) if alpha else None,
         steps=steps,
         method=method,  # type: ignore[arg-type]
         seed=seed,

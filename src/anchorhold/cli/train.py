@@ -1,6 +1,7 @@
 """demo, train and resume."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -27,8 +28,9 @@ def demo(
 def train(
     data: Annotated[str, typer.Argument(help="cub, digits, gaussians, or a folder with a folder for each class")],
     root: Annotated[Path | None, typer.Option(help="Where the data set lies")] = None,
-    recipe: Annotated[str, typer.Option(help="A name from `anchorhold recipes`, or a TOML file")] = "hm-lga",
-    weights: Annotated[str | None, typer.Option(help="imagenet, timm:NAME, a weights file, or none")] = None,
+    recipe: Annotated[str | None, typer.Option(help="One of `anchorhold recipes` (hm-lga), or a TOML file")] = None,
+    row: Annotated[str | None, typer.Option(help="Instead: a published row, one of `anchorhold recipes rows`")] = None,
+    weights: Annotated[str | None, typer.Option(help="imagenet, timm:NAME, a file, a run folder, or none")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder")] = None,
     epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N")] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set train.seed=N")] = None,
@@ -39,18 +41,28 @@ def train(
     """Train a robust embedding model; everything about it goes into a run folder."""
     from ..console import Console
     from ..data.datasets import dataset
-    from ..settings import parse_assignments, settings_from
+    from ..rows import check_row, row_named, row_settings
+    from ..settings import check, parse_assignments, settings_from
     from ..training import fit
 
-    changes = parse_assignments(set_)
+    check(recipe is None or row is None, "--row brings its recipe along: leave out --recipe")
+    published = None if row is None else row_named(row)
+    changes = parse_assignments(set_) if published is None else row_settings(published, set_)
     _put(changes, "train", "epochs", epochs)
     _put(changes, "train", "seed", seed)
     _put(changes, "data", "on_bad_image", on_bad_image)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
     _put_data(changes, data, root)
-    settings = settings_from(recipe, changes)
+    settings = settings_from(published.recipe if published else recipe or "hm-lga", changes)
+    if published is not None:
+        check_row(published, settings)
+        row = published.id
+        out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
     images = dataset(settings.data.name, settings.data.root or None)
-    run = fit(None, images, settings=settings, out=out or "", device=device, report=Console())
+    run = fit(None, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
+    if published is not None and published.data == settings.data.name:
+        numbers = [f"{name} {published.printed[name]:.1f}" for name in ("R@1", "ERS") if name in published.printed]
+        print(f"{row} in print: {', '.join(numbers) or published.note}")
     _finished(run.path)
 
 
@@ -94,8 +106,17 @@ def _finished(path: Path) -> None:
     from ..record import Run
 
     final = Run(path).read_json().get("final", {})
-    if "r1" in final:
-        epochs = "1 epoch" if final["epoch"] == 1 else f"{final['epoch']} epochs"
-        print(f"R@1 {final['r1']:.1f}, R@2 {final['r2']:.1f}, mAP@R {final['map_r']:.1f} after {epochs}")
+    epochs = "1 epoch" if final.get("epoch") == 1 else f"{final.get('epoch')} epochs"
+    lines = {
+        "r1": "R@1 {r1:.1f}, R@2 {r2:.1f}, mAP@R {map_r:.1f}",
+        "accuracy": "accuracy {accuracy:.1f} %, under attack {accuracy_attacked:.1f} %, on held-out images",
+        "drift": "feature drift {drift:.3f}, under attack {drift_attacked:.3f}, on held-out images",
+    }
+    for name, text in lines.items():
+        if final.get(name) is not None:
+            print(f"{text.format(**final)} after {epochs}")
     print(f"run folder: {path}")
-    print(f"the model:  anchorhold.load({str(path)!r})")
+    if "accuracy" in final or "drift" in final:  # a backbone to start from; its head is not trained
+        print(f"next: anchorhold train DATA --weights {quote(str(path))}")
+    else:
+        print(f"the model:  anchorhold.load({str(path)!r})")

@@ -1,5 +1,6 @@
 """From files to frames on the device: decode once, hold the bytes, crop and flip where the model is."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Decoded", "ResidentStore", "Store", "centre_crop", "crop_flip", "decode", "resident"]
 
+_RATIO = 4 / 3  # how much wider than high, or higher than wide, a crop of random size may be (Szegedy et al. 2015)
+_TRIES = 10  # draws of such a crop until one fits its frame
 _CHUNK = 16  # images a thread takes at once: enough to hide the queue, few enough for a smooth progress bar
 
 
@@ -226,10 +229,14 @@ def _check(frames: Tensor, size: int) -> None:
         )
 
 
-def crop_flip(frames: Tensor, size: int | None, key: Key, slots: Tensor, *, flip: bool = True) -> Tensor:
+def crop_flip(
+    frames: Tensor, size: int | None, key: Key, slots: Tensor, *, flip: bool = True, least: float = 0.0
+) -> Tensor:
     """A random crop of each frame, mirrored half of the time; row i depends on `key` and `slots[i]` alone.
 
-    (B, H, W, C) becomes (B, C, size, size), float32 in [0, 1], channels last; no size, no crop.
+    (B, H, W, C) becomes (B, C, size, size), float32 in [0, 1], channels last; no size, no crop. With `least` above 0
+    the crop covers a random share of the frame, from `least` to all of it, and is scaled to that size (or, without
+    one, to the frame's).
     """
     count, height, width = frames.shape[:3]
     if len(slots) != count:
@@ -237,15 +244,58 @@ def crop_flip(frames: Tensor, size: int | None, key: Key, slots: Tensor, *, flip
     if size is not None:
         _check(frames, size)
     tall, wide = (size, size) if size is not None else (height, width)
-    device = frames.device
-    slots = slots.to(device)
-    row = key("top").integers(slots, height - tall + 1).unsqueeze(1) + torch.arange(tall, device=device)
-    column = key("left").integers(slots, width - wide + 1).unsqueeze(1) + torch.arange(wide, device=device)
+    device = frames.device  # the draws are made where the slots are: a few are faster without a GPU
+    mirrored = (key("flip").uniform(slots) < 0.5).to(device)
+    if least > 0:
+        top, left, high, broad = (part.to(device) for part in _boxes(height, width, least, key, slots))
+        down, across = _taps(tall, top, high, height), _taps(wide, left, broad, width)
+        if flip:
+            across = torch.where(mirrored.reshape(-1, 1, 1), across.flip(1), across)
+        part = torch.einsum("byh,bchw->bcyw", down, _unit(frames))
+        scaled = torch.einsum("bxw,bcyw->bcyx", across, part)
+        return scaled.clamp(0, 1).contiguous(memory_format=torch.channels_last)
+    top, left = (key("top").integers(slots, height - tall + 1), key("left").integers(slots, width - wide + 1))
+    row = top.to(device).unsqueeze(1) + torch.arange(tall, device=device)
+    column = left.to(device).unsqueeze(1) + torch.arange(wide, device=device)
     if flip:
-        mirrored = key("flip").uniform(slots) < 0.5
         column = torch.where(mirrored.unsqueeze(1), column.flip(1), column)
     batch = torch.arange(count, device=device).reshape(-1, 1, 1)
     return _unit(frames[batch, row.unsqueeze(2), column.unsqueeze(1)])
+
+
+def _boxes(height: int, width: int, least: float, key: Key, slots: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Top, left, height and width (B,) of crops with random area and proportions, the whole frame where none fits.
+
+    The area is uniform, from `least` to 1 of the frame's, and the proportions, relative to the frame's, are uniform in
+    their logarithm; of `_TRIES` such pairs the first that fits is taken.
+    """
+    if least > 1:
+        raise SettingsError(f"a crop covers a share of its frame, at most 1, not {least}")
+    area = least + (1 - least) * key("area").uniform(slots, (_TRIES,))
+    ratio = torch.exp((2 * key("ratio").uniform(slots, (_TRIES,)) - 1) * math.log(_RATIO))
+    high, broad = (
+        (n * s.sqrt()).round().long().clamp(min=1) for n, s in ((height, area / ratio), (width, area * ratio))
+    )
+    fits = (high <= height) & (broad <= width)
+    first = fits.long().argmax(1, keepdim=True)
+    none = ~fits.any(1)
+    high, broad = (n.gather(1, first).squeeze(1) for n in (high, broad))
+    high, broad = high.masked_fill(none, height), broad.masked_fill(none, width)
+    return key("top").integers(slots, height - high + 1), key("left").integers(slots, width - broad + 1), high, broad
+
+
+def _taps(out: int, start: Tensor, extent: Tensor, length: int) -> Tensor:
+    """Weights (B, out, length) that scale [start, start + extent) of a line to `out` pixels, bilinear with antialias.
+
+    A triangle around each output pixel's place in the crop, as wide as an output pixel where that is more than one.
+    """
+    start, extent = start.reshape(-1, 1, 1), extent.reshape(-1, 1, 1)
+    places = torch.arange(max(out, length), device=start.device) + 0.5
+    scale = extent / out
+    here = places[:length] - start
+    weights = (1 - (here - scale * places[:out, None]).abs() / scale.clamp(min=1)).clamp(min=0)
+    weights = weights * ((here > 0) & (here < extent))
+    return weights / weights.sum(2, keepdim=True)
 
 
 def centre_crop(frames: Tensor, size: int | None) -> Tensor:

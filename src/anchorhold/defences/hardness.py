@@ -2,6 +2,10 @@
 
 HM[H_S, H_D] perturbs anchor, positive and negative to minimise ‖max(0, H_D − H)‖² (equation 3), where
 H = d(a,p) − d(a,n). A triplet at or above its destination has zero gradient and stays as it is.
+
+H_D is the hardness of other clean triplets, a constant (2, the upper bound, is min-max training), or the linear
+gradual adversary g_LGA. g_B raises the first two as the loss falls. ICS adds to the loss what keeps an anchor nearer
+to its adversarial counterpart than to the positive.
 """
 
 from collections.abc import Iterator
@@ -16,9 +20,9 @@ from ..settings import check, nearest
 from ..triplets import SAMPLERS, hardness
 from .step import Inner, Step
 
-__all__ = ["HardnessSettings", "hardness_manipulation", "lga", "raise_hardness"]
+__all__ = ["HardnessSettings", "boosted", "hardness_manipulation", "intra_class", "lga", "raise_hardness"]
 
-FIRST_LOSS = 2.0  # the previous loss before there is one: anything ≥ γ makes LGA start at its gentlest
+FIRST_LOSS = 2.0  # the previous loss before there is one: anything ≥ γ makes LGA and g_B start at their gentlest
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class HardnessSettings(Inner):
     source: str = "softhard"
     destination: float | str = "lga"  # a sampler, a constant in [-2, 2] (2 is min-max), or lga
     margin: float = 0.2
+    boost: float = 0.0  # ξ of g_B, 0.1 in print; 0 leaves the destination as it is
+    ics: float = 0.0  # λ of the intra-class structure term, 0.5 in print; 0 leaves it out
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -44,6 +50,13 @@ class HardnessSettings(Inner):
                 f"hardness lies in [-2, 2], so destination = {self.destination} does not",
             )
         check(self.margin > 0, f"LGA scales with the margin, which must be above 0, got {self.margin}")
+        check(self.boost >= 0, f"boost (ξ of g_B) only ever raises a destination: at least 0, got {self.boost}")
+        check(
+            not self.boost or self.destination != "lga",
+            f"boost = {self.boost} (ξ of g_B) needs a destination to raise, and lga is gradual already: "
+            "set destination to a sampler or a constant, or boost to 0",
+        )
+        check(self.ics >= 0, f"ics (λ) is the weight of a loss: at least 0, got {self.ics}")
 
 
 def lga(previous_loss: Tensor, margin: float) -> Tensor:
@@ -53,6 +66,25 @@ def lga(previous_loss: Tensor, margin: float) -> Tensor:
     tensor([-0.2000, -0.1000, -0.0000])
     """
     return -previous_loss.clamp(0, margin)
+
+
+def boosted(destination: Tensor, previous_loss: Tensor, margin: float, boost: float) -> Tensor:
+    """Gradual boost: g_B(H_D) = H_D + ξ · (1 − min(u, ℓ)/u) with u = γ (001 equation 6).
+
+    >>> boosted(torch.tensor([-0.1]), torch.tensor(0.05), 0.2, 0.1)
+    tensor([-0.0250])
+    """
+    return destination + boost * (1 - previous_loss.clamp(0, margin) / margin)
+
+
+def intra_class(a: Tensor, moved: Tensor, p: Tensor) -> Tensor:
+    """Intra-class structure: mean of max(0, d(a, a') − d(a, p)), which λ weighs (001 equation 8).
+
+    >>> a, moved, p = torch.tensor([[[0.0]], [[3.0]], [[1.0]]])
+    >>> intra_class(a, moved, p)
+    tensor(2.)
+    """
+    return losses.triplet(a, moved, p, 0.0)
 
 
 def raise_hardness(destination: Tensor) -> Objective:
@@ -68,33 +100,45 @@ def raise_hardness(destination: Tensor) -> Objective:
 
 
 def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Tensor]:
-    """Perturb the source triplets to their destination and train with L_T on the result."""
+    """Perturb the source triplets to their destination and train with L_T, and λ · L_ICS, on the result."""
+    images = step.batch.images
     with step.frozen() as embed:
         with torch.no_grad():
-            clean = embed(step.batch.images)
+            clean = embed(images)
         source = step.mine(settings.source, clean, settings.margin)
         triplets = torch.stack([source.anchor, source.positive, source.negative], dim=1)
         before = hardness(*clean[triplets].unbind(1))
-        units = step.batch.images[triplets]
-        # A destination from the source's own sampler means the same triplets: nothing to raise.
-        if settings.destination != settings.source:
+        units = images[triplets]
+        # A destination from the source's own sampler means the same triplets: without a boost, nothing to raise.
+        if settings.destination != settings.source or settings.boost:
             goal = raise_hardness(_destination(step, settings, clean, before))
             units = step.perturb(embed, units, goal, settings, embedded=clean[triplets])
-    a, p, n = step.embed(units.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
+    if settings.ics:  # the clean anchors and positives go through the model along with the adversarial triplets
+        units = torch.cat([units, images[triplets[:, :2]]], dim=1)
+    a, p, n, *unmoved = step.embed(units.flatten(0, 1)).unflatten(0, (-1, units.shape[1])).unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)
-    step.state["previous_loss"] = loss.detach()
+    step.state["previous_loss"] = loss.detach()  # without ICS: its scale is γ's
     step.log("hardness_before", before.mean())
     step.log("hardness_after", hardness(a.detach(), p.detach(), n.detach()).mean())
     step.log_shift(clean[triplets], torch.stack([a, p, n], dim=1), 3, clean)
+    if unmoved:
+        anchor, positive = unmoved
+        structure = intra_class(anchor, a, positive)
+        step.log("ics", structure.detach())
+        loss = loss + settings.ics * structure
     yield loss
 
 
 def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: Tensor) -> Tensor:
-    """H_D for each triplet: a constant, the gradual adversary, or the hardness of another clean triplet."""
-    if not isinstance(settings.destination, str):
-        return torch.full_like(source, settings.destination)
+    """H_D for each triplet: a constant, the gradual adversary, or the hardness of a clean triplet; then g_B."""
+    previous = step.state.get("previous_loss", source.new_tensor(FIRST_LOSS)).to(source.dtype)
     if settings.destination == "lga":
-        previous = step.state.get("previous_loss", source.new_tensor(FIRST_LOSS))
-        return lga(previous, settings.margin).to(source.dtype).expand_as(source)
-    other = step.mine(settings.destination, clean, settings.margin, purpose="destination")
-    return hardness(clean[other.anchor], clean[other.positive], clean[other.negative])
+        return lga(previous, settings.margin).expand_as(source)
+    if not isinstance(settings.destination, str):
+        found = torch.full_like(source, settings.destination)
+    elif settings.destination == settings.source:
+        found = source
+    else:
+        other = step.mine(settings.destination, clean, settings.margin, purpose="destination")
+        found = hardness(clean[other.anchor], clean[other.positive], clean[other.negative])
+    return boosted(found, previous, settings.margin, settings.boost)

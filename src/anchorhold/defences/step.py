@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..geometry import distance_matrix, euclidean
-from ..model.frozen import Embed, frozen
+from ..model.frozen import Embed, frozen, precise
+from ..model.graphed import Graphed
 from ..perturb.ascend import Budget, Objective, ascend
 from ..perturb.ball import Ball
 from ..random import Key
 from ..settings import check
-from ..triplets import Triplets, mine
+from ..triplets import Anchors, Triplets, mine
 
 __all__ = ["Batch", "Inner", "Step"]
 
@@ -64,9 +65,16 @@ class Step:
     precision: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     mining_pairs: int = 0
     companion: nn.Module | None = None  # what a defence trains or asks besides the model (`Defence.companion`)
+    fast: bool = False  # whether the frozen view is compiled
+    canary: bool = False  # whether this step's inner attack is made again, slowly, to be compared
+
+    graphed: Graphed | None = None  # the model's forward pass in a form that holds one result at a time
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit vectors with gradient to the weights, in the run's precision."""
+        once, self.graphed = self.graphed, None
+        if once is not None:
+            return once(images)
         with self.precision():
             out: Tensor = self.model(images)
         return out
@@ -74,7 +82,7 @@ class Step:
     @contextmanager
     def frozen(self) -> Iterator[Embed]:
         """The frozen view of the model that attacks climb, in the run's precision."""
-        with frozen(self.model) as view:
+        with frozen(self.model, self.fast) as view:
 
             def embed(images: Tensor) -> Tensor:
                 if images.is_cuda and images.ndim == 4:
@@ -84,9 +92,29 @@ class Step:
 
             yield embed
 
-    def mine(self, sampler: str, embeddings: Tensor, margin: float, purpose: str = "source") -> Triplets:
+    def mine(
+        self,
+        sampler: str,
+        embeddings: Tensor,
+        margin: float,
+        purpose: str = "source",
+        *,
+        lower: float | None = None,
+        upper: float | None = None,
+        anchors: Anchors = "even",
+    ) -> Triplets:
         """Triplets of this batch, inside groups that do not depend on how the batch is spread."""
-        return mine(sampler, embeddings, self.batch.labels, self.key(purpose), group=self.mining_pairs, margin=margin)
+        return mine(
+            sampler,
+            embeddings,
+            self.batch.labels,
+            self.key(purpose),
+            group=self.mining_pairs,
+            margin=margin,
+            lower=lower,
+            upper=upper,
+            anchors=anchors,
+        )
 
     def perturb(
         self,
@@ -96,15 +124,40 @@ class Step:
         inner: Inner,
         moves: tuple[bool, ...] | None = None,
         embedded: Tensor | None = None,
+        ids: Tensor | None = None,
     ) -> Tensor:
         """The units (U, V, C, H, W) where the inner attack leaves them; what it took goes into the log."""
         key = self.key("start")
-        ascent = ascend(embed, units, objective, inner.ball, inner.budget, moves, key=key, embedded=embedded)
+        ascent = ascend(embed, units, objective, inner.ball, inner.budget, moves, key=key, ids=ids, embedded=embedded)
         self.log("image_steps", float(ascent.image_steps))
         if ascent.active:
             self.log("active_first", ascent.active[0] / max(len(units), 1))
             self.log("active_last", ascent.active[-1] / max(len(units), 1))
+        if self.canary and self.companion is None:  # what a companion sees is no embedding of the model
+            self.log("canary_gap", self._gap(units, ascent.images, objective, inner, moves, ids))
         return ascent.images
+
+    def _gap(
+        self,
+        units: Tensor,
+        found: Tensor,
+        objective: Objective,
+        inner: Inner,
+        moves: tuple[bool, ...] | None,
+        ids: Tensor | None,
+    ) -> Tensor:
+        """The share of the climb of an ascent in fp32, with nobody leaving, that `found` lacks; 0 where both rest."""
+        positions = torch.arange(len(units), device=units.device)
+        with frozen(self.model) as embed, precise():
+            budget = replace(inner.budget, drop=False)
+            slow = ascend(embed, units, objective, inner.ball, budget, moves, key=self.key("start"), ids=ids)
+            heights = []
+            for images in (units, found, slow.images):
+                with torch.no_grad():
+                    e = embed(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+                    heights.append(objective.value(e, positions).mean().double())
+        before, fast, best = heights
+        return torch.where(best > before, (best - fast) / (best - before).clamp(min=1e-12), torch.zeros_like(best))
 
     def log_shift(self, clean: Tensor, moved: Tensor, members: int, batch: Tensor) -> None:
         """How far perturbations moved embeddings (002 figure 5): the mean over all that were perturbed, by d̄.

@@ -8,23 +8,51 @@ What is cached is the shape of the folded network, on the meta device; its numbe
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-__all__ = ["folded"]
+__all__ = ["Folded", "foldable", "folded"]
 
 _Pair = tuple[str, str]  # names of a convolution and of the BatchNorm it swallows
 _SHAPES: weakref.WeakKeyDictionary[nn.Module, tuple[fx.GraphModule, list[_Pair]] | None] = weakref.WeakKeyDictionary()
 
 
-def folded(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """`module` in eval mode as a function without BatchNorm, or None where there is nothing to fold."""
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """A network without BatchNorm, and the numbers it runs with at present."""
+
+    graph: fx.GraphModule  # on the meta device
+    tensors: dict[str, Tensor]
+    _cast: dict[torch.dtype, dict[str, Tensor]] = field(default_factory=dict)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        tensors = self.tensors
+        if torch.is_autocast_enabled(x.device.type):
+            tensors = self.to(torch.get_autocast_dtype(x.device.type))
+        out: Tensor = functional_call(self.graph, tensors, (x,))
+        return out
+
+    def to(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The numbers in another precision; autocast would cast every weight again at every call."""
+        if dtype not in self._cast:
+            cast = {name: t.to(dtype) if t.is_floating_point() else t for name, t in self.tensors.items()}
+            self._cast[dtype] = cast
+        return self._cast[dtype]
+
+
+def foldable(module: nn.Module) -> bool:
+    """Whether there is something to fold."""
     if module not in _SHAPES:
         _SHAPES[module] = _shape(module)
-    shape = _SHAPES[module]
+    return _SHAPES[module] is not None
+
+
+def folded(module: nn.Module) -> Folded | None:
+    """`module` in eval mode as a function without BatchNorm, or None where there is nothing to fold."""
+    shape = _SHAPES[module] if foldable(module) else None
     if shape is None:
         return None
     graph, pairs = shape
@@ -36,21 +64,7 @@ def folded(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         own[f"{conv}.weight"] = own[f"{conv}.weight"] * scale.reshape(-1, *[1] * (own[f"{conv}.weight"].ndim - 1))
         own[f"{conv}.bias"] = (bias - own[f"{norm}.running_mean"]) * scale + own[f"{norm}.bias"]
     names = [name for name, _ in (*graph.named_parameters(), *graph.named_buffers())]
-    plain = {name: own[name] for name in names}
-    cast: dict[torch.dtype, dict[str, Tensor]] = {}
-
-    def run(x: Tensor) -> Tensor:
-        tensors = plain
-        if torch.is_autocast_enabled(x.device.type):
-            # Autocast would cast every weight again at every call, since it remembers only weights that train.
-            dtype = torch.get_autocast_dtype(x.device.type)
-            if dtype not in cast:
-                cast[dtype] = {name: t.to(dtype) if t.is_floating_point() else t for name, t in plain.items()}
-            tensors = cast[dtype]
-        out: Tensor = functional_call(graph, tensors, (x,))
-        return out
-
-    return run
+    return Folded(graph, {name: own[name] for name in names})
 
 
 def _shape(module: nn.Module) -> tuple[fx.GraphModule, list[_Pair]] | None:

@@ -18,11 +18,12 @@ Embed = Callable[[Tensor], Tensor]
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[Embed]:
+def frozen(model: nn.Module, fast: bool = False) -> Iterator[Embed]:
     """A view of the model in eval mode whose gradients reach the images and nothing else.
 
     A view is of the weights as they are when it is opened; after a training step open a new one. A model with a
-    method `folded` (an Embedder's) lends its folded network. On leaving, every submodule is in the mode it was in.
+    method `folded` (an Embedder's) lends its folded network, with `fast` a compiled one, which holds the numbers of the
+    view that was opened last. On leaving, every submodule is in the mode it was in.
 
     >>> net = nn.Linear(2, 2)
     >>> x = torch.zeros(1, 2, requires_grad=True)
@@ -33,10 +34,10 @@ def frozen(model: nn.Module) -> Iterator[Embed]:
     """
     # Flags are put back one by one: train() would undo a submodule that was left in another mode on purpose.
     modes = [(module, module.training) for module in model.modules()]
-    state = {name: p.detach() for name, p in model.named_parameters()}
-    state |= {name: b.detach() for name, b in model.named_buffers()}
     fold = getattr(model, "folded", None)
-    network: Embed | None = fold() if callable(fold) else None
+    network: Embed | None = fold(fast) if callable(fold) else None
+    tensors = (*model.named_parameters(), *model.named_buffers()) if network is None else ()
+    state = {name: tensor.detach() for name, tensor in tensors}
     open_ = True
 
     def embed(images: Tensor) -> Tensor:

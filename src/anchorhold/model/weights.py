@@ -6,6 +6,7 @@ in the file is imported or called, and checkpoints whose own libraries are not i
 
 import collections
 import hashlib
+import json
 import pickle
 import re
 import socket
@@ -15,10 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -26,7 +29,10 @@ from torch import Tensor, nn
 from ..errors import AnchorholdError, ModelError
 from .backbones import is_own
 
-__all__ = ["LoadReport", "load_weights", "read_tensors"]
+__all__ = ["EXPORT", "METADATA", "LoadReport", "load_weights", "read_tensors", "saved_config"]
+
+EXPORT = "model.safetensors"  # a model's name in a run folder
+METADATA = "anchorhold"  # the entry of our model files' metadata that holds settings and provenance
 
 _NESTS = ("state_dict", "model", "model_state_dict", "net", "network", "model_ema", "state_dict_ema", "ema")
 # The one that fits most, the first among equals: robust-models-transfer has module.attacker.model as a copy.
@@ -56,24 +62,61 @@ class LoadReport:
     ignored: int  # of the file's tensors: heads, normalisers, second copies
     sha256: str | None = None  # of the file, first 16 digits
 
+    def __str__(self) -> str:
+        left = f", {self.ignored} others left out" if self.ignored else ""
+        return f"{self.source}, {self.tensors} tensors of the backbone{left}"
+
 
 def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport:
-    """Fill a backbone from "imagenet", "timm:NAME.TAG" or a file; a ModelError lists what does not fit."""
+    """Fill a backbone from "imagenet", "timm:NAME.TAG", a file or a run folder; a ModelError lists what is amiss."""
     if source == "imagenet" or str(source).startswith("timm:"):
         tag = _imagenet(name) if source == "imagenet" else str(source).removeprefix("timm:")
         label, digest = f"timm:{tag}", None
         tensors = _download(tag, module)
     else:
-        path = Path(source).expanduser()
-        if not path.is_file():
-            raise ModelError(f"weights {str(source)!r}: no such file; give a file, 'imagenet' or 'timm:NAME.TAG'")
-        label = path.name
+        path = _file(source)
+        # Every run calls its model the same, so that its folder has to be named too.
+        label = "/".join(path.resolve().parts[-2:]) if path.name == EXPORT else path.name
+        saved = saved_config(path)
+        if saved is not None and saved["backbone"].partition(".")[0] != name.partition(".")[0]:
+            raise ModelError(
+                f"{label} holds a {saved['backbone']}, not a {name}: set model.backbone={saved['backbone']}, "
+                "or give other weights"
+            )
         tensors = read_tensors(path)
         with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
     fitted = _fit(module, tensors, label, name)
     module.load_state_dict(fitted, strict=False)  # copies, and casts fp16 to the parameter's dtype
     return LoadReport(label, len(fitted), len(tensors) - len(fitted), digest)
+
+
+def saved_config(source: str | Path) -> dict[str, Any] | None:
+    """The settings inside a model that Anchorhold saved (a file or a run folder); None for all other weights."""
+    if source == "imagenet" or str(source).startswith("timm:"):
+        return None
+    try:
+        with safetensors.safe_open(_file(source), "pt") as file:
+            config: dict[str, Any] = json.loads((file.metadata() or {})[METADATA])["config"]
+        return config if {"backbone", "channels", "mean", "std"} <= config.keys() else None
+    except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):
+        return None  # not ours, or broken: `read_tensors` has the words for that
+
+
+def _file(source: str | Path) -> Path:
+    """Where the weights lie; in a run folder, the exported model."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if (path / EXPORT).is_file():
+            return path / EXPORT
+        begun = (path / "run.json").is_file()
+        todo = f"finish it: anchorhold resume {quote(str(source))}" if begun else "give a file or a finished run"
+        raise ModelError(f"weights {str(source)!r}: there is no {EXPORT} in this folder; {todo}")
+    if not path.is_file():
+        raise ModelError(
+            f"weights {str(source)!r}: no such file; give a file, a run folder, 'imagenet' or 'timm:NAME.TAG'"
+        )
+    return path
 
 
 def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str) -> dict[str, Tensor]:

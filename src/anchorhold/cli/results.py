@@ -1,0 +1,180 @@
+"""compare, plot, sweep and hardness: from runs and audits to tables and figures."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .app import Device, Set, app, number
+from .train import _put, _put_data
+
+if TYPE_CHECKING:
+    from ..report.collect import Entry
+    from ..report.tables import Table
+
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, however deep")]
+Format = Annotated[str, typer.Option(help="text, markdown or csv; by default what the end of --out says")]
+DataSet = Annotated[str, typer.Argument(help="cub, digits, gaussians, or a folder with a folder for each class")]
+Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
+
+
+@app.command()
+def compare(
+    folders: Folders,
+    format: Format = "",
+    sort: Annotated[str, typer.Option(metavar="KEY", help="A column of the CSV, such as r1 or ers_corrected")] = "",
+    matrix: Annotated[
+        str, typer.Option(metavar="A,B", help="Two settings, such as source,destination or train.seed,defence.steps")
+    ] = "",
+    value: Annotated[
+        str, typer.Option(metavar="KEY,...", help="What the matrix shows: r1, ers, ers_corrected, ars, …")
+    ] = "r1,ers",
+    table: Annotated[str, typer.Option(help="runs, or entanglement (002 table 5)")] = "runs",
+    out: Annotated[Path | None, typer.Option(help="Write it there instead")] = None,
+) -> None:
+    """Put runs side by side: a line each, or a matrix of two settings."""
+    from ..report import compare as report
+    from ..settings import check, nearest
+
+    tables = {"runs": report.runs_table, "entanglement": report.entanglement}
+    check(table in tables, f"no table {table!r}; {nearest(table, tables)}")
+    keys = [key.strip() for key in matrix.split(",")]
+    check(not matrix or (len(keys) == 2 and all(keys)), f"--matrix wants two settings, such as a,b; got {matrix!r}")
+    entries = _entries(folders)
+    if matrix:
+        values = [key.strip() for key in value.split(",") if key.strip()]
+        shown = report.matrix(entries, keys[0], keys[1], values)
+    else:
+        shown = tables[table](entries)
+    _show(shown.sorted_by(sort) if sort else shown, format, out)
+
+
+@app.command()
+def plot(
+    folders: Folders,
+    out: Annotated[Path, typer.Option(help="The figure: .png, .pdf or .svg")],
+    what: Annotated[
+        str, typer.Option(help="curves, collapse, shift, hardness, active, or columns of metrics.jsonl by name")
+    ] = "curves",
+    against: Annotated[
+        str, typer.Option(metavar="KEY", help="Instead: R@1 and ERS against this setting, such as defence.beta")
+    ] = "",
+    series: Annotated[str, typer.Option(metavar="KEY", help="With --against: a line for each value of this")] = "",
+) -> None:
+    """Draw several runs in one figure."""
+    from ..report.plots import plot_against, plot_epochs
+    from ..settings import check
+
+    check(what != "entanglement", "entanglement is a table: anchorhold compare DIR --table entanglement")
+    entries = _entries(folders)
+    written = plot_against(entries, against, out, series) if against else plot_epochs(entries, what, out)
+    print(f"written: {written}")
+
+
+@app.command()
+def sweep(
+    data: DataSet,
+    vary: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="A setting and its values; may be repeated")],
+    out: Annotated[Path, typer.Option(help="Where the runs, the table and the figure go; the same one again goes on")],
+    root: Root = None,
+    recipe: Annotated[str, typer.Option(help="One of `anchorhold recipes`, or a TOML file")] = "hm-lga",
+    set_: Set = [],  # noqa: B006
+    audit: Annotated[bool, typer.Option(help="Audit every run")] = True,
+    limit: Annotated[int, typer.Option(help="How many images an audit attacks; 0 for all")] = 1000,
+    audit_eps: Annotated[str, typer.Option(help="How far a pixel may move in an audit, of 1")] = "8/255",
+    audit_alpha: Annotated[str, typer.Option(help="Length of a step")] = "3/255",
+    audit_steps: Annotated[int, typer.Option(help="Steps of PGD")] = 32,
+    device: Device = "auto",
+) -> None:
+    """Train and audit a run for every value of a setting, then compare them in a table and a figure."""
+    from ..console import Console
+    from ..data.datasets import dataset
+    from ..settings import parse_assignments
+    from ..sweeping import parse_vary, points
+    from ..sweeping import sweep as run_sweep
+
+    changes = parse_assignments(set_)
+    _put_data(changes, data, root)
+    varied = parse_vary(vary)
+    settings = points(recipe, varied, changes)[0].settings
+    found = run_sweep(
+        dataset(settings.data.name, settings.data.root or None),
+        recipe,
+        varied,
+        out,
+        overrides=changes,
+        audited={
+            "limit": limit,
+            "eps": number("--audit-eps", audit_eps),
+            "alpha": number("--audit-alpha", audit_alpha),
+            "steps": audit_steps,
+        }
+        if audit
+        else None,
+        device=device,
+        report=Console(),
+    )
+    _warn(found.problems)
+    for table in found.tables:
+        _show(table)
+        print()
+    print(f"written: {', '.join(map(str, found.files))}")
+    print(f"next: anchorhold plot {out} --what collapse --out {out / 'collapse.png'}")
+
+
+@app.command()
+def hardness(
+    data: DataSet,
+    root: Root = None,
+    weights: Annotated[str | None, typer.Option(help="imagenet, timm:NAME, a file, a run folder, or none")] = None,
+    batches: Annotated[int, typer.Option(help="How many; 0 is one epoch")] = 0,
+    margin: Annotated[float, typer.Option(help="How far beyond the positive a semihard negative may lie")] = 0.2,
+    set_: Set = [],  # noqa: B006
+    format: Format = "",
+    out: Annotated[Path | None, typer.Option(help="Write it there instead")] = None,
+    device: Device = "auto",
+) -> None:
+    """Say how hard the triplets of each sampler are before any training (001 table 1)."""
+    from ..console import Console
+    from ..data.datasets import dataset
+    from ..report.samplers import sampler_hardness, sampler_table
+    from ..settings import parse_assignments, settings_from
+
+    changes = parse_assignments(set_)
+    _put(changes, "model", "weights", "" if weights == "none" else weights)
+    _put_data(changes, data, root)
+    settings = settings_from("natural", changes)
+    images = dataset(settings.data.name, settings.data.root or None)
+    _show(sampler_table(sampler_hardness(images, settings, batches, margin, device, Console())), format, out)
+
+
+def _entries(folders: list[Path]) -> "tuple[Entry, ...]":
+    from ..report.collect import collect
+
+    found = collect(folders)
+    _warn(found.problems)
+    return found.entries
+
+
+def _warn(lines: tuple[str, ...]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)
+
+
+def _show(table: "Table", format: str = "", out: Path | None = None) -> None:
+    """Print it as wide as the terminal is, or write it to a file."""
+    from shutil import get_terminal_size
+
+    from ..record import atomic
+    from ..report.tables import render
+
+    ending = {".md": "markdown", ".csv": "csv"}.get("" if out is None else out.suffix.lower(), "text")
+    wide = get_terminal_size().columns if out is None and sys.stdout.isatty() else None
+    text = render(table, format or ending, wide)
+    if out is None:
+        print(text)
+        return
+    with atomic(out) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    print(f"written: {out}")

@@ -1,0 +1,220 @@
+"""Adversarial deep metric learning (ADML, paper 003): train on tuples in which one image gave way to its worst case.
+
+Every image of the batch is an anchor a, with a positive p (its partner) and a negative n, drawn by distance. The
+triplet loss takes them as one tuple, the contrastive loss as two, (a, p) and (a, n). With probability P(γ = 1), the
+attack rate, one image of a tuple moves by
+
+    ρ(i, j, k) = argmax over δ of 1[y_i = y_j] · d(x_i + δ, x_j) − 1[y_i ≠ y_k] · d(x_i + δ, x_k)        (equation 14)
+
+The positive flees the anchor (equations 15 and 16), the negative approaches it, the anchor does both (appendix F).
+That is formulation 2: one image moves, the others are clean. In formulation 1 all images of the batch move at once
+(equation 11). In formulation 3 the image flees itself, and λ times how far it came is added to the loss (equation 13).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import losses
+from ..geometry import euclidean
+from ..model.frozen import Embed
+from ..perturb.ascend import Budget, Objective
+from ..settings import check, nearest
+from ..triplets import SAMPLERS
+from .est import move_away
+from .step import Inner, Step
+
+__all__ = ["AdmlSettings", "adversarial_metric_learning", "all_at_once", "worst_case"]
+
+
+# A tuple is a row of four positions, the two ends of d(a, p) and the two of d(a, n). The anchor is there twice, since
+# a contrastive pair has an anchor of its own, which moves without that of the other pair.
+PULLED, POSITIVE, PUSHED, NEGATIVE = range(4)
+
+
+class Target(NamedTuple):
+    """The column that moves by ρ(i, j, k), which columns j and k are, and where the moved image stands in too."""
+
+    i: int
+    j: int
+    k: int
+    also: int
+
+
+PAIRS = {
+    "positive": (Target(POSITIVE, PULLED, PULLED, also=POSITIVE),),
+    "negative": (Target(NEGATIVE, PUSHED, PUSHED, also=NEGATIVE),),
+    "anchor": (Target(PULLED, POSITIVE, POSITIVE, also=PULLED), Target(PUSHED, NEGATIVE, NEGATIVE, also=PUSHED)),
+}
+TARGETS = {"contrastive": PAIRS, "triplet": PAIRS | {"anchor": (Target(PULLED, POSITIVE, NEGATIVE, also=PUSHED),)}}
+
+
+@dataclass(frozen=True)
+class AdmlSettings(Inner):
+    """The robust rows of 003's tables; the default is the triplet loss on CUB."""
+
+    eps: float = 0.01
+    alpha: float = 0.0  # 0 stands for 2ε/steps as in print: the whole ball can be reached from any start
+    steps: int = 5
+    start: Literal["zero", "random"] = "random"
+    loss: Literal["triplet", "contrastive"] = "triplet"
+    margin: float = 0.2  # of the contrastive loss 1.0 in print
+    reduction: Literal["all", "active"] = "all"  # contrastive: one mean over all pairs, or RobRank's over active ones
+    perturb: Literal["positive", "negative", "anchor"] = "positive"
+    attack_rate: float = 0.5  # P(γ = 1), drawn for each tuple
+    formulation: int = 2
+    weight: float = 1.0  # λ of formulation 3; print has no value
+    sampler: str = "distance"
+    lower: float = 0.5  # distance-weighted negatives count as at least this far; 0: no cut-off, as in RobRank
+    upper: float = 1.4  # and beyond this are not drawn; 0: no cut-off
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (
+            ("sampler", SAMPLERS),
+            ("loss", TARGETS),
+            ("perturb", PAIRS),
+            ("reduction", ("all", "active")),
+        ):
+            word = getattr(self, name)
+            check(word in known, f"no {name} {word!r}; {nearest(str(word), known)}")
+        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
+        check(0 <= self.attack_rate <= 1, f"attack_rate is a probability, between 0 and 1, got {self.attack_rate}")
+        check(self.formulation in FORMULATIONS, f"no formulation {self.formulation}; there are: 1, 2, 3")
+        check(self.weight >= 0, f"weight (λ) is the weight of a loss: at least 0, got {self.weight}")
+        check(
+            self.lower >= 0 and (self.upper == 0 or self.lower < self.upper),
+            f"negatives lie from lower = {self.lower} to upper = {self.upper}: it must be larger, or 0 for no cut-off",
+        )
+        check(
+            self.formulation != 1 or self.perturb == "positive",
+            f"formulation 1 perturbs every image: leave perturb = {self.perturb} out, or take formulation 2 or 3",
+        )
+        check(
+            self.loss == "contrastive" or self.reduction == "all",
+            f"reduction = {self.reduction} is a mean of the contrastive loss: leave it out, or set loss to contrastive",
+        )
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.steps, self.alpha or 2 * self.eps / max(self.steps, 1), start=self.start)
+
+
+def worst_case(clean: Tensor, labels: Tensor, i: Tensor, j: Tensor, k: Tensor) -> Objective:
+    """Climb 1[y_i = y_j] · d(x_i + δ, x_j) − 1[y_i ≠ y_k] · d(x_i + δ, x_k) (003 equation 14).
+
+    `i`, `j` and `k` (U,) are positions in the batch, `clean` (B, D) its embeddings and `labels` (B,) its classes.
+    """
+    flees, approaches = labels[i] == labels[j], labels[i] != labels[k]
+
+    def value(e: Tensor, at: Tensor) -> Tensor:
+        away, towards = (euclidean(e[:, 0], clean[other[at]]) for other in (j, k))
+        return flees[at] * away - approaches[at] * towards
+
+    return Objective(value)
+
+
+def all_at_once(pulled: Tensor, pushed: Tensor) -> Objective:
+    """Climb Σ d(a', p') − Σ d(a', n') over pairs of positions (P, 2) while all images move (003 equation 11).
+
+    There is no hinge, as in equation 14: a tuple that the loss is content with would have no gradient to begin with.
+    """
+
+    def total(e: Tensor, pairs: Tensor) -> Tensor:
+        return euclidean(e[pairs[:, 0], 0], e[pairs[:, 1], 0]).sum()
+
+    return Objective(lambda e, at: total(e, pulled) - total(e, pushed), coupled=True)
+
+
+class Attacked(NamedTuple):
+    """Moved images (U, …), the positions (U,) they came from, and the tuples, in which B + u is moved image u."""
+
+    images: Tensor
+    origins: Tensor
+    tuples: Tensor
+
+
+Attack = Callable[[Step, AdmlSettings, Embed, Tensor, Tensor], Attacked]
+
+
+def _hit(step: Step, settings: AdmlSettings, numbers: Tensor) -> Tensor:
+    """γ for each tuple; where nothing can move there is no attack."""
+    return (step.key("attacked").uniform(numbers) < settings.attack_rate) & (settings.eps > 0)
+
+
+def _one_image(objective: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Objective]) -> Attack:
+    """Formulations 2 and 3: in each tuple that is attacked one image moves."""
+
+    def attack(step: Step, settings: AdmlSettings, embed: Embed, clean: Tensor, tuples: Tensor) -> Attacked:
+        images, after, parts = step.batch.images, tuples.clone(), []
+        place = len(images)
+        for target in TARGETS[settings.loss][settings.perturb]:
+            # 2a for what moves in anchor a's d(a, p), 2a + 1 in its d(a, n): γ and the random start are drawn by it.
+            numbers = 2 * tuples[:, PULLED] + target.i // 2
+            rows = _hit(step, settings, numbers).nonzero().squeeze(1)
+            after[rows, target.i] = after[rows, target.also] = torch.arange(place, place + len(rows)).to(rows)
+            place += len(rows)
+            parts.append(torch.stack([*(tuples[rows, column] for column in target[:3]), numbers[rows]]))
+        i, j, k, numbers = torch.cat(parts, dim=1)
+        if not len(i):
+            return Attacked(images[:0], i, tuples)
+        goal = objective(clean, step.batch.labels, i, j, k)
+        return Attacked(step.perturb(embed, images[i, None], goal, settings, ids=numbers)[:, 0], i, after)
+
+    return attack
+
+
+def _all_images(step: Step, settings: AdmlSettings, embed: Embed, clean: Tensor, tuples: Tensor) -> Attacked:
+    """Formulation 1: every image moves, in the same way for all tuples that are attacked."""
+    images = step.batch.images
+    pull = _hit(step, settings, 2 * tuples[:, PULLED])
+    push = pull if settings.loss == "triplet" else _hit(step, settings, 2 * tuples[:, PULLED] + 1)
+    origins = torch.arange(len(images)).to(tuples)
+    if not (pull | push).any():
+        return Attacked(images[:0], origins[:0], tuples)
+    goal = all_at_once(tuples[pull][:, :PUSHED], tuples[push][:, PUSHED:])
+    moved = step.perturb(embed, images[:, None], goal, settings)[:, 0]
+    hit = torch.stack([pull, pull, push, push], dim=1)
+    return Attacked(moved, origins, torch.where(hit, tuples + len(images), tuples))
+
+
+FORMULATIONS: dict[int, Attack] = {
+    1: _all_images,
+    2: _one_image(worst_case),
+    3: _one_image(lambda clean, labels, i, j, k: move_away(clean[i])),
+}
+
+
+def adversarial_metric_learning(step: Step, settings: AdmlSettings) -> Iterator[Tensor]:
+    """Attack tuples and train on all of them: l(x_1, x_2 + γρ(2, 1)) or l(x_1, x_2 + γρ(2, 1), x_3), 003 eq. 15, 16."""
+    images, cuts = step.batch.images, (settings.lower or None, settings.upper or None)
+    with step.frozen() as embed:
+        with torch.no_grad():
+            clean = embed(images)
+        chosen = step.mine(settings.sampler, clean, settings.margin, lower=cuts[0], upper=cuts[1], anchors="all")
+        tuples = torch.stack([chosen.anchor, chosen.positive, chosen.anchor, chosen.negative], dim=1)
+        moved, origins, tuples = FORMULATIONS[settings.formulation](step, settings, embed, clean, tuples)
+    e = step.embed(torch.cat([images, moved]))
+    pulled, positive, pushed, negative = e[tuples].unbind(1)
+    near, far = euclidean(pulled, positive), euclidean(pushed, negative)
+    if settings.loss == "triplet":
+        loss = losses.triplet(near, near, far, settings.margin, _measured)
+    else:
+        loss = losses.contrastive(near, near, far, settings.margin, _measured, settings.reduction)
+    there, here = e[len(images) :], e[origins]
+    if settings.formulation == 3:
+        loss = loss + settings.weight * euclidean(there, here).sum() / len(tuples)
+    step.log("attacked", (tuples >= len(images)).any(1).double().mean())
+    if len(moved):
+        step.log_shift(clean[origins], there, 3 if settings.formulation == 1 else 1, clean)
+    else:
+        step.log("image_steps", 0.0)
+    yield loss
+
+
+def _measured(_: Tensor, distance: Tensor) -> Tensor:
+    """For a loss whose distances are known already."""
+    return distance

@@ -1,0 +1,228 @@
+"""A frozen embedder compiled: one program for all batch sizes and all weights, replayed as a CUDA graph where small.
+
+An ascent takes thousands of steps through the same network. Compiled, the small kernels between convolutions melt
+into few; and a first convolution on 3 channels, which the card is bad at, becomes one on 12 (`_stem`). A batch of
+some dozen images is bound by the launching of kernels: it is padded to one of a few sizes and replayed as one graph.
+The numbers of a new view are copied into the place where program and graphs read them.
+"""
+
+import copy
+import warnings
+import weakref
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+from .fold import Folded
+from .frozen import Embed
+
+__all__ = ["compiled", "quiet"]
+
+SIZES = (6, 12, 18, 24, 36, 48, 60, 72, 84, 96, 112, 132, 150, 168)  # of batches that are replayed; larger ones run
+_PROGRAMS: weakref.WeakKeyDictionary[nn.Module, "_Program"] = weakref.WeakKeyDictionary()
+
+
+def compiled(owner: nn.Module, parts: Callable[[], tuple[Folded, dict[str, Tensor]]]) -> Embed:
+    """Unit vectors in bf16 of images through a backbone and a linear head.
+
+    `parts` gives them as they are now: the folded backbone, and mean, std, weight and bias. The program is kept as
+    long as its owner lives, and has the numbers of the view that was opened last.
+    """
+    program = _PROGRAMS.get(owner)
+    if program is None:
+        program = _PROGRAMS[owner] = _Program(parts()[0].graph)
+    program.fill(parts, tuple(tensor.data_ptr() for tensor in (*owner.parameters(), *owner.buffers())))
+    return program
+
+
+def _named(parts: tuple[Folded, dict[str, Tensor]]) -> dict[str, Tensor]:
+    backbone, rest = parts
+    return {f"backbone.{name}": t for name, t in backbone.to(torch.bfloat16).items()} | rest
+
+
+class _Program:
+    def __init__(self, graph: fx.GraphModule) -> None:
+        network = _rewritten(graph)
+
+        def run(images: Tensor, numbers: dict[str, Tensor]) -> Tensor:
+            x = ((images - numbers["mean"]) / numbers["std"]).to(torch.bfloat16)
+            own = {n.removeprefix("backbone."): t for n, t in numbers.items() if n.startswith("backbone.")}
+            x = functional_call(network, own, (x,))
+            if "weight" in numbers:
+                x = F.linear(x, numbers["weight"], numbers["bias"])
+            return F.normalize(x.float(), dim=1)
+
+        self.numbers: dict[str, Tensor] = {}
+        self.places: tuple[int, ...] = ()  # where the weights lie that `refill` folds
+        self.refill: torch.cuda.CUDAGraph | None = None
+        self.run = torch.compile(run, fullgraph=True)
+        self.graphs: dict[tuple[int, ...], _Graph] = {}
+        self.turn = 0  # counts forward replays: the shared memory holds the latest
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def fill(self, parts: Callable[[], tuple[Folded, dict[str, Tensor]]], places: tuple[int, ...]) -> None:
+        """Take in the weights as they are now. Folding is a hundred small kernels: they too are replayed."""
+        if self.refill is not None and places == self.places:
+            self.refill.replay()
+            return
+        numbers = _named(parts())
+        if not self.numbers:  # convolutions want their weights laid like their images
+            laid = {
+                n: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for n, t in numbers.items()
+            }
+            self.numbers = {name: t.clone() for name, t in laid.items()}
+        self._copy(numbers)
+        torch.cuda.synchronize()
+        self.places, self.refill = places, torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.refill):
+            self._copy(_named(parts()))
+
+    def _copy(self, numbers: dict[str, Tensor]) -> None:
+        torch._foreach_copy_(list(self.numbers.values()), [numbers[name] for name in self.numbers])
+
+    def __call__(self, images: Tensor) -> Tensor:
+        with torch.autocast("cuda", enabled=False):
+            if len(images) > SIZES[-1] or not len(images):
+                return self.direct(images)
+            size = SIZES[bisect_left(SIZES, len(images))]
+            shape = (size, *images.shape[1:])
+            if shape not in self.graphs:
+                self.graphs[shape] = _Graph(self, shape, images.device)
+            out: Tensor = _Replay.apply(images, self.graphs[shape], self)
+            return out
+
+    def direct(self, images: Tensor) -> Tensor:
+        torch._dynamo.mark_dynamic(images, 0)
+        out: Tensor = self.run(images, self.numbers)
+        return out
+
+
+class _Graph:
+    """Forward and backward pass for one batch size, captured once. Graphs share memory, so one is valid at a time."""
+
+    def __init__(self, program: _Program, shape: tuple[int, ...], device: torch.device) -> None:
+        self.images = torch.zeros(shape, device=device).contiguous(memory_format=torch.channels_last).requires_grad_()
+        with quiet():
+            self._capture(program, device)
+
+    def _capture(self, program: _Program, device: torch.device) -> None:
+        ahead = torch.cuda.Stream(device)
+        ahead.wait_stream(torch.cuda.current_stream(device))
+        with (
+            torch.cuda.stream(ahead),
+            torch.enable_grad(),
+        ):  # what is compiled or chosen at the first run is not captured
+            for _ in range(2):
+                e = program.direct(self.images)
+                torch.autograd.grad(e, self.images, torch.ones_like(e))
+        torch.cuda.current_stream(device).wait_stream(ahead)
+        self.above = torch.zeros_like(e)
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with torch.enable_grad():
+            with torch.cuda.graph(self.forward, pool=program.pool):
+                self.embeddings = program.direct(self.images)
+            with torch.cuda.graph(self.backward, pool=program.pool):
+                (self.gradient,) = torch.autograd.grad(self.embeddings, self.images, self.above)
+        self.embeddings = self.embeddings.detach()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without a warning that capturing cannot avoid."""
+    # What runs ahead on another stream is what the warning is about, and all that it is about.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match", UserWarning)
+        yield
+
+
+class _Replay(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, graph: _Graph, program: _Program) -> Tensor:
+        ctx.save_for_backward(images)
+        ctx.graph, ctx.program = graph, program
+        ctx.turn = _replay(images, graph, program)
+        return graph.embeddings[: len(images)].clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Tensor, None, None]:
+        (images,) = ctx.saved_tensors
+        graph, program = ctx.graph, ctx.program
+        if program.turn != ctx.turn:
+            _replay(images, graph, program)
+        graph.above[: len(images)] = above
+        graph.above[len(images) :] = 0
+        graph.backward.replay()
+        return graph.gradient[: len(images)].clone(), None, None
+
+
+def _replay(images: Tensor, graph: _Graph, program: _Program) -> int:
+    graph.images.data[: len(images)] = images  # what lies behind them is of an earlier batch, and its gradient is 0
+    graph.forward.replay()
+    program.turn += 1
+    return program.turn
+
+
+def _rewritten(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same network in a form that a card is better at: see `_stem`, and pooling before the ReLU, not after."""
+    graph = copy.deepcopy(graph)
+    _pool_first(graph)
+    for node in graph.graph.nodes:
+        conv = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if not isinstance(conv, nn.Conv2d) or conv.in_channels > 4:
+            continue
+        kernel, padding = conv.kernel_size[0], conv.padding[0]
+        square = conv.kernel_size == (kernel, kernel) and conv.padding == (padding, padding)
+        plain = conv.groups == 1 and conv.dilation == (1, 1) and conv.padding_mode == "zeros"
+        if conv.stride == (2, 2) and square and plain and isinstance(padding, int):
+            with graph.graph.inserting_before(node):
+                weight = graph.graph.get_attr(f"{node.target}.weight")
+                bias = graph.graph.get_attr(f"{node.target}.bias") if conv.bias is not None else None
+                other = graph.graph.call_function(_stem, (node.args[0], weight, bias, padding))
+            node.replace_all_uses_with(other)
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def _pool_first(graph: fx.GraphModule) -> None:
+    """max(relu(x)) = relu(max(x)), gradients too, and behind the pooling there are four times fewer numbers."""
+    for node in list(graph.graph.nodes):
+        if node.op != "call_module" or not isinstance(graph.get_submodule(str(node.target)), nn.MaxPool2d):
+            continue
+        before = node.args[0]
+        if not isinstance(before, fx.Node) or before.op != "call_module" or len(before.users) != 1:
+            continue
+        source = before.args[0]
+        if isinstance(graph.get_submodule(str(before.target)), nn.ReLU) and isinstance(source, fx.Node):
+            before.replace_all_uses_with(source)
+            node.append(before)
+            node.replace_all_uses_with(before, lambda user, relu=before: user is not relu)
+            before.args = (node,)
+
+
+def _stem(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """F.conv2d(x, weight, bias, stride=2, padding=padding) on squares of 2 × 2 pixels, which become channels.
+
+    y[i] = Σ_k w[k]·x[2i − p + k]; with p made even by a zero before w, and w's length even by one behind it, the
+    sum runs over whole squares, and the convolution has stride 1, a quarter of the taps and four times the channels.
+    """
+    outputs, channels, kernel, _ = weight.shape
+    before = padding % 2
+    behind = (kernel + before) % 2
+    taps = (kernel + before + behind) // 2
+    weight = F.pad(weight, (before, behind, before, behind))
+    weight = weight.reshape(outputs, channels, taps, 2, taps, 2).permute(0, 1, 3, 5, 2, 4)
+    weight = weight.reshape(outputs, 4 * channels, taps, taps).contiguous(memory_format=torch.channels_last)
+    edges: list[int] = []
+    for side in (x.shape[3], x.shape[2]):
+        length = (side + 2 * padding - kernel) // 2 + 1
+        edges += [padding + before, 2 * (length + taps - 1) - side - padding - before]
+    squares = F.pixel_unshuffle(F.pad(x, edges), 2).contiguous(memory_format=torch.channels_last)
+    return F.conv2d(squares, weight, bias)

@@ -1,0 +1,245 @@
+"""The runs and audits that lie in folders, each audit with the run it is of.
+
+A folder with a run.json is a run, one with an audit.json an audit. An audit belongs to the run whose folder it lies
+in; one that lies elsewhere to the run after which its folder is called (audits/hm-cub to runs/hm), provided that
+model and R@1 agree. Only an audit on the run's own test images is shown with it: any other is a line of its own.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..auditing.verdict import SCHEMA as AUDIT_SCHEMA
+from ..errors import RunError
+from ..record import Run
+
+__all__ = ["Entry", "Found", "collect", "dig", "number"]
+
+_PASSED_OVER = ("shards",)  # rows of audits
+_AGREE = 0.5  # points of R@1 by which the same model may differ between two machines
+_FLAT = 1e-3  # mean distance under which training calls a model collapsed
+
+
+def dig(tree: Any, *keys: str) -> Any:
+    """What stands at the end of these keys, None where one is missing."""
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def number(value: Any) -> float | None:
+    """`value` if it is a finite number."""
+    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if real else None
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A run with its audit, a run alone, or an audit alone."""
+
+    path: Path
+    info: Mapping[str, Any]  # run.json; empty for an audit alone
+    rows: tuple[Mapping[str, Any], ...] = ()  # metrics.jsonl
+    audit: Mapping[str, Any] | None = None
+    name: str = ""
+
+    def setting(self, key: str) -> Any:
+        """A setting by its dotted name, or one of the defence by its own; None where the run has none such."""
+        settings = self.info.get("settings")
+        value = dig(settings, *key.split(".")) if "." in key else dig(settings, "defence", key)
+        return str(value) if isinstance(value, list) else value
+
+    def last(self, column: str) -> float | None:
+        """The last value of a column of metrics.jsonl."""
+        values = (number(row.get(column)) for row in reversed(self.rows))
+        return next((value for value in values if value is not None), None)
+
+    @property
+    def epoch(self) -> int | None:
+        """How many epochs it was trained."""
+        epoch = self.last("epoch")
+        return None if epoch is None else int(epoch)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come: it is done, or it was stopped because it had collapsed."""
+        return not self.info or self.info.get("status") in ("done", "stopped")
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether training stopped it, or it ended with two flat epochs where collapse only warns."""
+        if self.info.get("status") == "stopped":
+            return True
+        # A run that never looks at retrieval (pretraining) has an untrained head: nothing to judge.
+        if len(self.rows) < 2 or self.last("r1") is None:
+            return False
+        least = number(self.setting("train.collapse_separability")) or 0.0
+        warm = number(self.setting("train.collapse_warmup")) or 0
+        return all(_flat(row, least) and row.get("epoch", 0) > warm for row in self.rows[-2:])
+
+    @property
+    def status(self) -> str:
+        """In a few words how the run ended, or how far it is."""
+        if not self.info:
+            return "audit alone"
+        state, planned = str(self.info.get("status", "unknown")), number(self.setting("train.epochs"))
+        if self.collapsed:
+            diverged = "NaN" in str(self.info.get("reason", ""))
+            return f"{'loss not finite' if diverged else 'collapsed'}, epoch {self.epoch or 0}"
+        return state if state == "done" or planned is None else f"{state}, {self.epoch or 0} of {planned}"
+
+
+def _flat(row: Mapping[str, Any], least: float) -> bool:
+    separability, distance = number(row.get("separability")), number(row.get("mean_distance"))
+    return (separability is not None and separability < least) or (distance is not None and distance < _FLAT)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is to compare, and a line for everything that had to be left out."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...] = ()
+
+
+def collect(folders: Iterable[str | Path]) -> Found:
+    """All runs and audits in these folders, however deep; what cannot be read is a line of `problems`."""
+    problems: list[str] = []
+    runs: list[Entry] = []
+    audits: list[Entry] = []
+    roots = [Path(folder).expanduser() for folder in folders]
+    for path in _walk(roots, problems):
+        for name, read, found in (("run.json", _run, runs), ("audit.json", _audit, audits)):
+            if (path / name).is_file():
+                try:
+                    found.append(read(path))
+                except RunError as error:
+                    problems.append(f"left out: {error}")
+        if (path / "shards").is_dir() and not (path / "audit.json").is_file():
+            problems.append(f"left out: {path}, an audit that has not come to its end")
+    entries = _paired(runs, audits, problems)
+    if not entries:
+        why = problems[0] if problems else "there is no run.json and no audit.json in these folders"
+        raise RunError(f"nothing to compare: {why}; give folders with runs or audits")
+    return Found(_named(entries, roots), tuple(problems))
+
+
+def _walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
+    """Every folder once, in order of names; links are followed, but not in circles."""
+    seen: set[Path] = set()
+    for root in roots:
+        if not root.is_dir():
+            raise RunError(f"there is no folder {root}")
+    waiting = list(reversed(roots))
+    while waiting:
+        folder = waiting.pop()
+        real = folder.resolve()
+        if real in seen:
+            continue
+        seen.add(real)
+        yield folder
+        try:
+            inside = sorted(each.name for each in os.scandir(folder) if each.is_dir())
+        except OSError as error:
+            problems.append(f"left out: {folder} ({error.strerror})")
+            continue
+        waiting += [folder / name for name in reversed(inside) if name not in _PASSED_OVER and name[0] != "."]
+
+
+def _run(path: Path) -> Entry:
+    run = Run(path)
+    info = run.read_json()
+    if not isinstance(dig(info, "settings", "defence"), Mapping) or not isinstance(info.get("status"), str):
+        raise RunError(f"{path / 'run.json'} has no settings or no status")
+    try:
+        rows = run.metrics()
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {path / 'metrics.jsonl'}: {error}") from None
+    return Entry(path, info, tuple(row for row in rows if isinstance(row, Mapping)))
+
+
+def _audit(path: Path) -> Entry:
+    file = path / "audit.json"
+    try:
+        audit = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {file}: {error}") from None
+    if dig(audit, "schema") != AUDIT_SCHEMA:
+        raise RunError(f"{file} has schema {dig(audit, 'schema')!r}; this version reads {AUDIT_SCHEMA}")
+    if not all(isinstance(audit.get(part), Mapping) for part in ("settings", "data", "clean", "protocols")):
+        raise RunError(f"{file} lacks settings, data, clean metrics or protocols")
+    return Entry(path, {}, audit=audit)
+
+
+# Which audit is whose ---------------------------------------------------------------------------------------
+
+
+def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str]) -> list[Entry]:
+    by_place = {run.path.resolve(): run for run in runs}
+    theirs: dict[Path, list[Entry]] = {}
+    alone: list[Entry] = []
+    for audit in audits:
+        place = audit.path.resolve()
+        home = next((by_place[each] for each in (place, *place.parents) if each in by_place), None)
+        run = home or _namesake(audit, runs)
+        if run is not None and _same_images(run, audit):
+            theirs.setdefault(run.path, []).append(audit)
+        else:
+            alone.append(audit)
+    pairs = []
+    for run in runs:
+        found = sorted(theirs.get(run.path, []), key=_attacked, reverse=True)
+        problems += [
+            f"left out: {each.path}, since {found[0].path} attacks as many images or more" for each in found[1:]
+        ]
+        pairs.append(replace(run, audit=found[0].audit) if found else run)
+    return pairs + alone
+
+
+def _namesake(audit: Entry, runs: Sequence[Entry]) -> Entry | None:
+    """The one run after which the folder of the audit is called, if it can be told."""
+    name = audit.path.resolve().name
+    like = [run for run in runs if _called_after(name, run.path.resolve().name) and _same_model(run, audit)]
+    longest = max((len(run.path.resolve().name) for run in like), default=0)
+    like = [run for run in like if len(run.path.resolve().name) == longest]
+    near = [run for run in like if run.path.resolve().parent == audit.path.resolve().parent]
+    best = near or like
+    return best[0] if len(best) == 1 else None
+
+
+def _called_after(name: str, run: str) -> bool:
+    return name == run or (name.startswith(run) and name[len(run)] in "-_.")
+
+
+def _same_images(run: Entry, audit: Entry) -> bool:
+    mark = dig(run.info, "data", "test")
+    return mark is not None and mark == dig(audit.audit, "data", "query", "fingerprint")
+
+
+def _same_model(run: Entry, audit: Entry) -> bool:
+    if dig(run.info, "model", "config") != dig(audit.audit, "model", "config"):
+        return False
+    trained, found = run.last("r1"), number(dig(audit.audit, "clean", "R@1", "value"))
+    return trained is not None and found is not None and abs(trained - found) <= _AGREE
+
+
+def _attacked(audit: Entry) -> int:
+    counts = dig(audit.audit, "data", "attacked")
+    return int(counts[0]) if isinstance(counts, list) and counts and number(counts[0]) is not None else 0
+
+
+def _named(entries: Sequence[Entry], roots: Sequence[Path]) -> tuple[Entry, ...]:
+    """Each called by its path inside the folder that was given; by a longer one where two would be called alike."""
+    inside = [
+        next(e.path.relative_to(root).as_posix() for root in roots if e.path.is_relative_to(root)) for e in entries
+    ]
+    places = [entry.path.resolve() for entry in entries]
+    names = [place.name if short == "." else short for short, place in zip(inside, places)]
+    if len(set(names)) < len(names):
+        common = os.path.commonpath([place.parent for place in places])
+        names = [place.relative_to(common).as_posix() for place in places]
+    return tuple(replace(entry, name=name) for entry, name in zip(entries, names))

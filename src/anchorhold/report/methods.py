@@ -1,0 +1,48 @@
+"""What a run's defence is called in the papers' tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["method_of"]
+
+LETTERS = {"random": "R", "semihard": "M", "softhard": "S", "distance": "D", "hardest": "H", "lga": "LGA"}
+
+
+def method_of(defence: Mapping[str, Any]) -> str:
+    """The name of a defence with its settings (the `defence` section of run.json), as tables print it.
+
+    >>> method_of({"name": "hardness", "source": "softhard", "destination": "lga", "ics": 0.5})
+    'HM[S, LGA]&ICS'
+    >>> method_of({"name": "natural", "sampler": "random"})
+    'N/A[R]'
+    """
+    name = str(defence.get("name", ""))
+    if name == "tride":
+        return _tride(defence)
+    short = {"natural": "N/A", "hardness": "HM"}.get(name, name.upper() if len(name) <= 4 else name)
+    if name == "hardness":
+        goal = _letter(defence.get("destination"))
+        inside = [_letter(defence.get("source")), f"g_B({goal})" if defence.get("boost") else goal]
+    else:
+        loss = str(defence.get("loss", "triplet"))  # that one goes without saying
+        inside = [_letter(defence.get("sampler")), "" if loss == "triplet" else loss]
+    words = ", ".join(word for word in inside if word)
+    return short + (f"[{words}]" if words else "") + ("&ICS" if defence.get("ics") else "")
+
+
+def _tride(defence: Mapping[str, Any]) -> str:
+    """CA-TRIDE, CA-CAP, CA-ANP (002 table 3), without the top-rank pair (table 4), or without collapse awareness."""
+    phases = str(defence.get("phases", "both"))
+    what = "TRIDE" if phases == "both" else phases.upper()
+    code = " (code)" if defence.get("form") == "code" else ""
+    if defence.get("guide", "collapseness") != "collapseness":
+        return (f"{what} by H" if defence.get("stop", True) else f"naive {what}") + code
+    term, loss = (defence.get(f"top_rank_{part}", True) for part in ("term", "loss"))
+    without = "" if loss else " w/o L_TR" if term else " w/o TPR"
+    return f"CA-{what}{without}{code}"
+
+
+def _letter(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return LETTERS.get(value or "", value or "")
+    return f"{value:g}"

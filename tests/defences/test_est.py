@@ -1,0 +1,329 @@
+"""EST, SES and REST: embeddings moved away from where they lay, and short runs of these and of HM on digits."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import anchorhold as ah
+from anchorhold.defences import DEFENCES, Defence, Step
+from anchorhold.defences.est import (
+    SHIFTS,
+    EstSettings,
+    RestSettings,
+    SesSettings,
+    embedding_shifted,
+    move_away,
+    revised_embedding_shifted,
+    suppressed_shift,
+)
+from anchorhold.defences.natural import NaturalSettings, natural
+from anchorhold.errors import SettingsError
+from anchorhold.geometry import euclidean
+from anchorhold.model.frozen import frozen
+from anchorhold.perturb.ascend import Budget, ascend
+from anchorhold.perturb.ball import Ball
+from anchorhold.settings import settings_from
+from anchorhold.triplets import hardness
+from tests.analytic import tanh_embedder
+from tests.defences.test_hardness import KEY, make_step, spied, train
+
+STRONG: dict[str, Any] = {"eps": 0.2, "alpha": 0.05, "steps": 4}  # eight-pixel images need more than 8/255
+IMAGES = KEY("shifted").uniform(torch.arange(6), (1, 1, 3, 3))
+
+
+def climbed(embed: Callable[[Tensor], Tensor], images: Tensor, eps: float, alpha: float, steps: int) -> Tensor:
+    """The published attack as a plain loop: the sum of the coordinates first, then the Euclidean shift."""
+    clean, x = embed(images).detach(), images
+    for i in range(steps):
+        x = x.detach().requires_grad_()
+        e = embed(x)
+        (gradient,) = torch.autograd.grad(e.sum() if i == 0 else (e - clean).norm(dim=1).sum(), x)
+        x = torch.clamp(x + alpha * gradient.sign(), images - eps, images + eps).clamp(0, 1)
+    return x.detach()
+
+
+# The shift --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("start", ["zero", "random"])
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_the_shift_is_climbed_from_any_start_in_any_ball(shift: str, start: Any, norm: Any) -> None:
+    embed = tanh_embedder(9)
+    clean = embed(IMAGES[:, 0])
+    goal = move_away(clean, SHIFTS[shift])
+
+    def reached(steps: int) -> Tensor:
+        x = ascend(embed, IMAGES, goal, Ball(0.1, norm), Budget(steps, 0.03, start), key=KEY("start")).images
+        r = (x - IMAGES).flatten(1)
+        assert (r.norm(dim=1, p=torch.inf if norm == "linf" else 2) <= 0.1 + 1e-12).all()
+        return SHIFTS[shift](embed(x[:, 0]), clean)
+
+    first, last = reached(1), reached(8)
+    assert (last > first).all() and (first > 1e-5).all()
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_the_first_direction_is_the_gradient_of_the_sum(shift: str) -> None:
+    embed = tanh_embedder(9)
+    x = IMAGES.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(embed(x[:, 0]).sum(), x)
+    moved = ascend(embed, IMAGES, move_away(embed(IMAGES[:, 0]), SHIFTS[shift]), Ball(1.0), Budget(1, 0.01)).images
+    assert torch.allclose(moved, (IMAGES + 0.01 * gradient.sign()).clamp(0, 1), atol=1e-12)
+
+
+# EST --------------------------------------------------------------------------------------------------------
+
+
+def test_est_is_the_loss_on_moved_images_mined_where_they_went() -> None:
+    """Hardest negatives need no draw, so the plain loops below decide everything."""
+    step = make_step()
+    loss, gradients = train(step, embedding_shifted(step, EstSettings("hardest", **STRONG)))
+    with step.frozen() as embed:
+        moved = climbed(embed, step.batch.images, **STRONG)
+        clean_e = embed(step.batch.images)
+    e, labels = step.model(moved), step.batch.labels
+    e_fixed = e.detach()
+    total, elsewhere = torch.zeros((), dtype=torch.float64), 0
+    for a in range(0, len(e), 2):
+        others = [j for j in range(len(e)) if labels[j] != labels[a]]
+        n = min(others, key=lambda j: float((e_fixed[a] - e_fixed[j]).norm()))
+        elsewhere += n != min(others, key=lambda j: float((clean_e[a] - clean_e[j]).norm()))
+        total = total + torch.relu(hardness(e[a], e[a + 1], e[n]) + 0.2) / (len(e) // 2)
+    step.model.zero_grad()
+    total.backward()
+    assert elsewhere, "mining on clean embeddings would give the same"
+    assert torch.allclose(loss, total, atol=1e-12)
+    expected = [p.grad for p in step.model.parameters() if p.grad is not None]
+    assert all(torch.allclose(g, want, atol=1e-10) for g, want in zip(gradients, expected, strict=True))
+
+
+def test_est_settings_reach_the_attack() -> None:
+    """000 A.7: a uniform random start, an L2 ball."""
+    step = make_step()
+    seen = spied(step)
+    changes: tuple[dict[str, Any], ...] = ({}, {"start": "random"}, {"norm": "l2", "eps": 1.0, "alpha": 0.3})
+    for change in changes:
+        train(step, embedding_shifted(step, EstSettings(**(STRONG | change))))
+        shift = seen[-1] - step.batch.images
+        size = shift.flatten(1).norm(dim=1) if change.get("norm") else shift.abs()
+        assert 0 < size.max() <= change.get("eps", 0.2) + 1e-12
+    assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+    train(step, embedding_shifted(step, EstSettings(shift="cosine", **STRONG)))
+    assert torch.allclose(seen[-1], seen[0], atol=1e-12)  # on the sphere 1 − cos = d²/2: the same way up
+
+
+def test_est_logs_how_far_it_moved() -> None:
+    logged: dict[str, float] = {}
+    step = make_step(log=lambda name, value: logged.update({name: float(value)}))
+    train(step, embedding_shifted(step, EstSettings(**STRONG)))
+    with step.frozen() as embed:
+        clean, moved = embed(step.batch.images), embed(climbed(embed, step.batch.images, **STRONG))
+    spread = torch.stack([(x - y).norm() for i, x in enumerate(clean) for j, y in enumerate(clean) if i != j]).mean()
+    assert logged["shift"] == pytest.approx((moved - clean).norm(dim=1).mean().item() / spread.item(), rel=1e-3)
+    assert logged["shift_overall"] == logged["shift"] and logged["image_steps"] == 4 * 12
+
+
+# BatchNorm --------------------------------------------------------------------------------------------------
+
+
+def with_batchnorm(freeze: bool) -> Step:
+    step = make_step()
+    step.model = ah.Embedder("test_resnet", 16, channels=1, size=8, freeze_batchnorm=freeze, seed=2).double()
+    return step
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b.clone() for name, b in model.named_buffers()}
+
+
+def test_est_with_live_batchnorm_sees_clean_and_adversarial_batches_and_attacks_by_running_statistics() -> None:
+    step = with_batchnorm(freeze=False)
+    twin, before = copy.deepcopy(step.model), buffers(step.model)
+    modes = [module.training for module in step.model.modules()]
+    loss, _ = train(step, embedding_shifted(step, EstSettings(**STRONG)))
+    assert [module.training for module in step.model.modules()] == modes
+    twin(step.batch.images)  # in train mode: running statistics move
+    with frozen(twin) as embed:
+        moved = climbed(embed, step.batch.images, **STRONG)
+    e = twin(moved)
+    chosen = step.mine("random", e, 0.2)
+    expected = torch.relu(hardness(e[chosen.anchor], e[chosen.positive], e[chosen.negative]) + 0.2).mean()
+    assert torch.allclose(loss, expected, atol=1e-10)
+    after, wanted = buffers(step.model), buffers(twin)
+    assert all(torch.allclose(after[name].double(), wanted[name].double(), atol=1e-10) for name in after)
+    counts = {name: int(b) for name, b in after.items() if name.endswith("num_batches_tracked")}
+    assert counts and all(count == int(before[name]) + 2 for name, count in counts.items())
+
+
+@pytest.mark.parametrize("name", ["est", "ses", "rest"])
+def test_frozen_batchnorm_stays_and_modes_are_restored(name: str) -> None:
+    step = with_batchnorm(freeze=True)
+    seen, before = spied(step), buffers(step.model)
+    modes = [module.training for module in step.model.modules()]
+    assert True in modes and False in modes
+    _, gradients = train(step, DEFENCES[name].run(step, DEFENCES[name].settings(**STRONG)))
+    assert [module.training for module in step.model.modules()] == modes
+    assert len(seen) == 1 and all(torch.equal(b, before[n]) for n, b in step.model.named_buffers())
+    assert any(g.abs().max() > 0 for g in gradients)
+
+
+# SES and REST -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shift", ["euclidean", "cosine"])
+def test_ses_adds_the_shift_with_gradient_through_both_sides(shift: Any) -> None:
+    step = make_step()
+    seen = spied(step)
+    loss, gradients = train(step, suppressed_shift(step, SesSettings("softhard", shift=shift, weight=3.0, **STRONG)))
+    with step.frozen() as embed:
+        moved = climbed(embed, step.batch.images, **STRONG)
+    assert len(seen) == 1 and torch.allclose(seen[0], torch.cat([step.batch.images, moved]), atol=1e-12)
+    e, there = step.model(step.batch.images), step.model(moved)
+    chosen = step.mine("softhard", e, 0.2)
+    plain = torch.relu(hardness(e[chosen.anchor], e[chosen.positive], e[chosen.negative]) + 0.2).mean()
+    total = plain + 3 * (euclidean(there, e) if shift == "euclidean" else 1 - (there * e).sum(1)).mean()
+    step.model.zero_grad()
+    total.backward()
+    assert torch.allclose(loss, total, atol=1e-12) and loss > plain + 1e-3
+    expected = [p.grad for p in step.model.parameters() if p.grad is not None]
+    assert all(torch.allclose(g, want, atol=1e-10) for g, want in zip(gradients, expected, strict=True))
+
+
+def test_rest_leaves_anchors_and_mines_on_clean_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, asked = make_step(), []
+    seen, mine = spied(step), Step.mine
+
+    def spy(self: Step, sampler: str, embeddings: Tensor, margin: float) -> Any:
+        asked.append((embeddings, margin))
+        return mine(self, sampler, embeddings, margin)
+
+    monkeypatch.setattr(Step, "mine", spy)
+    loss, _ = train(step, revised_embedding_shifted(step, RestSettings("semihard", **STRONG)))
+    images = step.batch.images
+    with step.frozen() as embed:
+        clean = embed(images)
+        ((mined_on, window),) = asked
+        assert torch.allclose(mined_on, clean, atol=1e-12) and window == 1.0
+        chosen = mine(step, "semihard", clean, 1.0)
+        moved = [climbed(embed, images[j], **STRONG) for j in (chosen.positive, chosen.negative)]
+    assert len(seen) == 1 and torch.equal(seen[0][:6], images[0::2])
+    assert torch.allclose(seen[0][6:], torch.cat(moved), atol=1e-12)
+    e = [step.model(x) for x in (images[chosen.anchor], *moved)]
+    assert torch.allclose(loss, torch.relu(hardness(*e) + 0.2).mean(), atol=1e-12)
+
+
+# What they share --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["zero", "random"])
+@pytest.mark.parametrize("name", ["est", "ses", "rest"])
+def test_a_benign_batch_is_natural_training(name: str, start: str) -> None:
+    step = make_step()
+    benign = train(step, DEFENCES[name].run(step, DEFENCES[name].settings("softhard", eps=0.0, steps=0, start=start)))
+    plain = train(step, natural(step, NaturalSettings("softhard")))
+    # SES counts a shift of zero as 1e-6 in every coordinate, as distances here do: a constant.
+    assert torch.allclose(benign[0], plain[0] + (4e-6 if name == "ses" else 0), atol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(benign[1], plain[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: EstSettings("randon"), "did you mean random"),
+        (lambda: EstSettings(shift="cosin"), "did you mean cosine"),  # type: ignore[arg-type]
+        (lambda: EstSettings(margin=-0.1), "margin"),
+        (lambda: EstSettings(eps=-0.1), "negative"),
+        (lambda: SesSettings(weight=-1.0), "weight"),
+        (lambda: SesSettings("randon"), "did you mean random"),
+        (lambda: RestSettings(window=0.0), "window"),
+        (lambda: RestSettings(margin=-0.1), "margin"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make: Any, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        make()
+
+
+def test_only_the_recipe_of_est_has_live_batchnorm() -> None:
+    live = {name: not settings_from(name).model.freeze_batchnorm for name in ("est", "ses", "rest", "act", "hm-lga")}
+    assert live == {"est": True, "ses": False, "rest": False, "act": False, "hm-lga": False}
+    assert settings_from("est").defence == EstSettings() and settings_from("est").train.on_collapse == "stop"
+    assert settings_from("ses").defence == SesSettings() and settings_from("rest").defence == RestSettings()
+
+
+# Short runs -------------------------------------------------------------------------------------------------
+
+SHORT: dict[str, Any] = {
+    "train": {"epochs": 1, "checkpoint_seconds": 999},
+    "batch": {"pairs": 64},
+    "model": {"dim": 16},
+}
+BOOSTED = {"destination": "semihard", "boost": 0.1, "ics": 0.5, "steps": 3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits() -> ah.Dataset:
+    return ah.dataset("digits")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "defence", "members"),
+    [
+        ("est", {}, 1),
+        ("ses", {}, 1),
+        ("rest", {}, 2),
+        ("hm-lga-ics", {}, 3),
+        ("hm-lga", BOOSTED, 3),
+        ("minmax", {}, 3),
+    ],
+)
+def test_an_epoch_on_digits(recipe: str, defence: dict[str, Any], members: int, digits: Any, tmp_path: Path) -> None:
+    run = ah.fit(None, digits, recipe, tmp_path / "run", overrides={**SHORT, "defence": defence}, device="cpu")
+    (row,) = run.metrics()
+    assert run.read_json()["status"] == "done" and 0 < row["loss"] < 3 and row["r1"] > 40
+    assert row["shift"] > 0 and row["shift_overall"] == pytest.approx(members * row["shift"])
+    assert row["ics"] > 0 if recipe.startswith("hm") else "ics" not in row
+
+
+@pytest.mark.parametrize("recipe", ["hm-lga", "est"])
+def test_killed_and_resumed_ends_with_the_same_weights(
+    recipe: str, digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """g_B and ICS on the loss before the kill; EST on the running statistics of live BatchNorm."""
+    name, change = ("hardness", BOOSTED) if recipe == "hm-lga" else ("est", {"steps": 2})
+    settings: dict[str, Any] = {**SHORT, "defence": change, "train": {"epochs": 1, "checkpoint_seconds": 0}}
+
+    def fit(out: Path) -> None:
+        live = ah.Embedder("test_resnet", 16, channels=1, size=8, freeze_batchnorm=False) if name == "est" else None
+        ah.fit(live, digits, recipe, out, overrides=settings, device="cpu")
+
+    fit(tmp_path / "alone")
+    with monkeypatch.context() as patch:
+        known, steps = DEFENCES[name], iter(range(99))
+
+        def dying(step: Step, given: Any) -> Any:
+            yield from known.run(step, given)
+            if next(steps) == 6:
+                raise KeyboardInterrupt  # after the step was taken, before it was saved
+
+        patch.setitem(DEFENCES, name, Defence(dying, known.settings))
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "killed")
+    ah.resume(tmp_path / "killed", device="cpu")
+    alone, killed = (load_file(tmp_path / out / "model.safetensors") for out in ("alone", "killed"))
+    assert alone.keys() == killed.keys() and all(torch.equal(alone[k], killed[k]) for k in alone)

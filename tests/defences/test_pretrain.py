@@ -1,0 +1,233 @@
+"""What both pretrainings promise: held-out images stay out, runs resume, the backbone is what others start from."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anchorhold as ah
+from anchorhold import cli
+from anchorhold.defences import DEFENCES, Batch, Step, pretrain
+from anchorhold.defences.classify import Classifier
+from anchorhold.defences.pretrain import Companion, PretrainSettings, Through
+from anchorhold.errors import SettingsError
+from anchorhold.model.frozen import frozen
+from anchorhold.monitors import Images
+from anchorhold.random import Key
+from anchorhold.record import Run
+
+KEY = Key.of(5)
+BOTH = pytest.mark.parametrize("recipe", ["classify", "distil"])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def digits() -> ah.Dataset:
+    return ah.dataset("digits")
+
+
+def fit(digits: ah.Dataset, out: Path, recipe: str, **sections: dict[str, Any]) -> Run:
+    quick = {"train": {"epochs": 1, "evaluate_every": 1, **sections.pop("train", {})}}
+    return ah.fit(None, digits, recipe, out, overrides={**quick, **sections}, device="cpu")
+
+
+def tensors(run: Run) -> dict[str, torch.Tensor]:
+    """Model, companion and optimiser as the last checkpoint holds them."""
+    loaded = run.load()
+    assert loaded is not None
+    return loaded[0]
+
+
+def same(a: Run, b: Run) -> bool:
+    first, second = tensors(a), tensors(b)
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@BOTH
+def test_held_out_images_have_no_influence(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
+    held = Companion(digits.train.labels, 0.1).held
+    assert 0.05 < held.double().mean() < 0.15
+    assert digits.train.images is not None
+
+    def changed(which: torch.Tensor) -> ah.Dataset:
+        other = torch.where(which.view(-1, 1, 1, 1), 255 - digits.train.images, digits.train.images)  # type: ignore[operator]
+        return replace(digits, train=replace(digits.train, images=other))
+
+    kept = torch.zeros_like(held)
+    kept[(~held).nonzero()[0]] = True
+    plain, without, within = (
+        fit(data, tmp_path / name, recipe) for name, data in (("a", digits), ("b", changed(held)), ("c", changed(kept)))
+    )
+    assert same(plain, without) and not same(plain, within)
+    name = {"classify": "accuracy", "distil": "drift"}[recipe]
+    assert plain.metrics()[-1][name] != without.metrics()[-1][name]  # but they are what is looked at
+
+
+def test_the_same_images_are_held_out_whatever_the_run() -> None:
+    labels = torch.arange(200) % 7
+    held = Companion(labels, 0.3).held
+    assert torch.equal(held[:50], Companion(labels[:50], 0.3).held)  # by id alone
+    assert Companion(torch.tensor([0, 1]), 0.001).held.sum() == 1  # a look needs something to look at
+    for share in (0.0, 1.0, -0.1):
+        with pytest.raises(SettingsError, match="holdout"):
+            PretrainSettings(holdout=share)
+
+
+CHILD = """
+import os, signal, sys, torch, anchorhold as ah
+from dataclasses import replace
+from anchorhold.defences import DEFENCES
+torch.set_num_threads(1)
+recipe, out = sys.argv[1:]
+menu, steps = DEFENCES[recipe], 0
+
+def dying(step, settings):
+    global steps
+    steps += 1
+    if steps == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield from menu.run(step, settings)
+
+DEFENCES[recipe] = replace(menu, run=dying)
+settings = {"train": {"epochs": 1, "evaluate_every": 1, "checkpoint_seconds": 0}}
+ah.fit(None, ah.dataset("digits"), recipe, out, overrides=settings, device="cpu")
+"""
+
+
+@BOTH
+def test_killed_and_resumed_it_ends_the_same(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
+    alone = fit(digits, tmp_path / "alone", recipe)
+    child = subprocess.run([sys.executable, "-c", CHILD, recipe, str(tmp_path / "killed")], env=os.environ)
+    assert child.returncode == -signal.SIGKILL
+    killed = Run(tmp_path / "killed")
+    assert 0 < killed.load()[1]["step"] < 15  # type: ignore[index]
+    ah.resume(killed.path, device="cpu")
+    assert same(alone, killed) and any(name.startswith("companion.") for name in tensors(killed))
+    rows = [{**run.metrics()[-1], "seconds": 0} for run in (alone, killed)]
+    assert rows[0] == rows[1]
+
+
+@BOTH
+def test_an_untrained_head_is_no_collapse(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
+    strict = {"epochs": 3, "collapse_warmup": 0, "collapse_separability": 1e9}
+    run = fit(digits, tmp_path / "run", recipe, train=strict)
+    assert run.read_json()["status"] == "done" and "separability" not in run.metrics()[-1]
+    start = ah.Embedder("small", 64, channels=1, size=8)
+    trained = ah.load(run.path)
+    assert torch.equal(start.head.weight, trained.head.weight)
+    assert not torch.equal(start.backbone[0].weight, trained.backbone[0].weight)
+
+
+@BOTH
+def test_from_the_command_line_to_the_next_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    def command(*words: str) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "argv", ["anchorhold", "train", "digits", *words, "--epochs", "1", "--device", "cpu"])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        return capsys.readouterr()
+
+    monkeypatch.chdir(tmp_path)
+    out, err = command("--recipe", recipe, "--out", "pre")
+    word = {"classify": "accuracy", "distil": "drift"}[recipe]
+    assert word in out and "under attack" in out and "on held-out images after 1 epoch" in out and word in err
+    assert "next: anchorhold train DATA --weights pre" in out and "R@1" not in out
+    for place, name in (("pre", "a"), ("pre/model.safetensors", "b")):
+        _, err = command("--recipe", "natural", "--weights", place, "--out", name, "--set", "optimiser.lr=1e-30")
+        assert "weights: pre/model.safetensors, 8 tensors of the backbone, 4 others left out" in err
+        report = Run(tmp_path / name).read_json()["model"]["weights"]
+        assert report["source"] == "pre/model.safetensors" and len(report["sha256"]) == 16
+        first, second = (ah.load(tmp_path / each).backbone.state_dict() for each in ("pre", name))
+        assert all(torch.allclose(first[k], second[k]) for k in first)
+
+
+def live_step(recipe: str, **config: Any) -> Step:
+    """A step on a network with live BatchNorm."""
+    model = ah.Embedder("test_resnet", 8, size=32, freeze_batchnorm=False, seed=2).train()
+    labels, ids = torch.tensor([4, 4, 2, 2, 7, 7, 4, 4]), torch.arange(8)
+    batch = Batch(KEY("images").uniform(ids, (3, 32, 32), torch.float32), labels, ids)
+    defence = DEFENCES[recipe]
+    assert defence.companion is not None
+    companion = defence.companion(model, labels, defence.settings())
+    if isinstance(companion, Classifier):
+        nn.init.normal_(companion.linear.weight)
+    return Step(model, batch, 0, 1, KEY, {}, companion=companion, **config)
+
+
+@BOTH
+def test_the_attack_leaves_no_trace_in_the_network(recipe: str) -> None:
+    step = live_step(recipe)
+    norms = [m for m in step.model.modules() if isinstance(m, nn.BatchNorm2d)]
+    before = [m.training for m in step.model.modules()]
+    (loss,) = DEFENCES[recipe].run(step, DEFENCES[recipe].settings(eps=0.1, alpha=0.05, steps=4))
+    assert all(p.grad is None for p in step.model.parameters())
+    assert [m.training for m in step.model.modules()] == before and norms[0].training
+    assert all(int(m.num_batches_tracked) == 1 for m in norms)  # the training pass alone
+    loss.backward()
+    backbone = step.model.backbone
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())  # type: ignore[union-attr]
+
+
+def test_the_folded_view_is_the_network() -> None:
+    step = live_step("classify")
+    for m in step.model.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            nn.init.uniform_(m.running_var, 0.5, 2)  # type: ignore[arg-type]
+    network = Through(step.model, step.companion)
+    with frozen(network) as view:
+        seen = view(step.batch.images)
+    assert network.folded() is not None
+    torch.testing.assert_close(seen, network.eval()(step.batch.images), rtol=1e-4, atol=1e-5)
+    features = step.model.backbone((step.batch.images - step.model.mean) / step.model.std)  # type: ignore[operator]
+    torch.testing.assert_close(step.companion.linear(features), seen, rtol=1e-4, atol=1e-5)  # type: ignore[union-attr, operator]
+
+
+def test_a_batch_that_is_held_out_trains_nothing() -> None:
+    step = live_step("classify")
+    step.companion.held[:] = True  # type: ignore[union-attr, index, operator]
+    assert list(DEFENCES["classify"].run(step, DEFENCES["classify"].settings())) == []
+
+
+def test_a_look_takes_a_sample_and_more_steps_than_training(
+    digits: ah.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from anchorhold.data.store import resident
+    from anchorhold.defences.distil import raise_drift
+
+    monkeypatch.setattr(pretrain, "LOOKED_AT", 7)
+    climbed: list[int] = []
+    ascend = pretrain.ascend
+    monkeypatch.setattr(
+        pretrain, "ascend", lambda *a, **k: climbed.append((found := ascend(*a, **k)).image_steps) or found
+    )
+    images = Images(digits.train, resident(digits.train.images, "cpu"), digits.train.labels, None, False)  # type: ignore[arg-type]
+    network = Through(ah.Embedder("small", 8, channels=1, size=8))
+    held = Companion(digits.train.labels, 0.1).held
+
+    def look(key: Key, settings: PretrainSettings) -> torch.Tensor:
+        goal = lambda views, labels: raise_drift(network(views).detach())  # noqa: E731
+        (found,) = pretrain.measured(network, held, images, goal, settings, key, nullcontext)
+        assert len(found.views) == len(found.labels) == 7
+        return found.labels
+
+    first = look(KEY, PretrainSettings(eps=0.1, steps=3))
+    assert climbed == [7 * 20]
+    assert torch.equal(first, look(KEY, PretrainSettings(eps=0.1, steps=30))) and climbed[1] == 7 * 60
+    assert any(not torch.equal(first, look(KEY(i), PretrainSettings(eps=0.1))) for i in range(3))

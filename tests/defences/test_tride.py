@@ -1,0 +1,546 @@
+"""CA-TRIDE: what collapseness is, what each phase moves and how far, how phases alternate, paper against code."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import anchorhold as ah
+from anchorhold.defences import DEFENCES, Defence, Step
+from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation
+from anchorhold.defences.natural import NaturalSettings, natural
+from anchorhold.defences.tride import (
+    TrideSettings,
+    anp_loss,
+    anp_loss_as_coded,
+    move_anchor,
+    move_candidates,
+    nearest_half,
+    top_rank_loss,
+    triplet_decoupling,
+)
+from anchorhold.errors import SettingsError
+from anchorhold.geometry import euclidean
+from anchorhold.perturb.ascend import Ascent, Budget, ascend
+from anchorhold.perturb.ball import Ball
+from anchorhold.settings import settings_from
+from anchorhold.triplets import collapseness, hardness
+from tests.analytic import draw, tanh_embedder
+from tests.defences.test_hardness import KEY, make_step, train
+from tests.test_training import fit, same
+
+NAIVE: dict[str, Any] = {"guide": "hardness", "stop": False, "top_rank_term": False, "top_rank_loss": False}
+STRONG: dict[str, Any] = {"eps": 0.2, "alpha": 0.05, "steps": 5, "progressive": False}
+SHORT: dict[str, Any] = {"batch": {"pairs": 128}, "defence": {"steps": 2}}  # training on digits
+
+
+# Collapseness -----------------------------------------------------------------------------------------------
+
+
+def distances(count: int = 9) -> tuple[Tensor, Tensor]:
+    return KEY("p").uniform(torch.arange(count)) + 0.1, KEY("n").uniform(torch.arange(count)) + 0.4
+
+
+def test_collapseness_without_attention_is_the_mean_hardness() -> None:
+    p, n = distances()
+    for far in (False, True):
+        assert torch.allclose(collapseness(p, n, 0.0, far=far), (p - n).mean(), atol=1e-15)
+    assert torch.equal(TrideSettings(guide="hardness").raised(p, n), (p - n).mean())
+    assert torch.equal(TrideSettings(attention=3.0).raised(p, n), collapseness(p, n, 3.0))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_collapseness_against_a_plain_loop(far: bool) -> None:
+    p, n = distances()
+    sides = []
+    for d in (p.tolist(), n.tolist()):
+        w = [math.exp(10 * (x - max(d)) if far else -10 * (x - min(d))) for x in d]
+        sides.append(sum(a * b for a, b in zip(w, d)) / sum(w))
+    assert collapseness(p, n, 10.0, far=far).item() == pytest.approx(sides[0] - sides[1], abs=1e-12)
+    near, plain = collapseness(p, n, 10.0), (p - n).mean()
+    assert not torch.allclose(near, plain) and not torch.allclose(near, collapseness(p, n, 10.0, far=True))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_the_gradient_of_collapseness_with_and_without_its_weights(far: bool) -> None:
+    p, n = (d.requires_grad_(True) for d in distances())
+    assert torch.autograd.gradcheck(lambda p, n: collapseness(p, n, 3.0, far=far, carry=True), (p, n))
+    up, down = torch.autograd.grad(collapseness(p, n, 3.0, far=far), (p, n))
+    sign = 3.0 if far else -3.0
+    assert torch.allclose(up, torch.softmax(sign * p, 0)) and torch.allclose(down, -torch.softmax(sign * n, 0))
+    # Through the weights a pair far beyond the weighted mean is pushed the wrong way; that is why they are constants.
+    carried, _ = torch.autograd.grad(collapseness(p, n, 10.0, far=far, carry=True), (p, n))
+    assert (carried < 0).any() and (up > 0).all()
+
+
+# The two losses of the attack, and the loss of the top rank -------------------------------------------------
+
+
+def test_anp_losses_in_numbers() -> None:
+    """Equations 11 and 12, and the code's: the sign of C and the factor differ, and the factor is a constant."""
+    for c, top in ((-0.3, 0.4), (0.3, 0.4), (0.3, -0.4)):
+        x, y = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (c, top))
+        paper, code = anp_loss(x, y), anp_loss_as_coded(x, y)
+        assert paper.item() == pytest.approx(-c + math.exp(max(c, 0)) * top)
+        assert code.item() == pytest.approx(max(c, 0) + math.exp(min(c, 0)) * max(top, 0))
+        dc, dtop = torch.autograd.grad(paper, (x, y))
+        assert dc == -1 and dtop.item() == pytest.approx(math.exp(max(c, 0)))
+        assert torch.autograd.grad(code, x)[0] == (1 if c > 0 else 0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_the_nearest_half_and_the_loss_of_the_top_rank(count: int) -> None:
+    p, n = distances(count)
+    half = max(count // 2, 1)
+    near = [sum(sorted(d.tolist())[:half]) / half for d in (p, n)]
+    assert nearest_half(p).item() == pytest.approx(near[0])
+    assert top_rank_loss(p, n, 0.5).item() == pytest.approx(max(0.0, near[0] - near[1] + 0.5))
+
+
+# The attack -------------------------------------------------------------------------------------------------
+
+
+def attack(
+    phase: str, settings: TrideSettings, units: int = 6, watch: Any = None
+) -> tuple[Ascent, Tensor, Tensor, Tensor]:
+    """The attack of one phase on drawn triplets: what it found, the images, and the triplets' embeddings after it."""
+    embed = tanh_embedder(9)
+    # The positives are near the anchors, so that C < 0 to begin with.
+    a, n = (0.2 + 0.6 * KEY(name).uniform(torch.arange(units), (1, 3, 3)) for name in ("a", "n"))
+    images = torch.stack([a, 0.9 * a + 0.1 * n, n], dim=1)
+    clean = embed(images.flatten(0, 1)).unflatten(0, (-1, 3))
+    goal = move_candidates(clean[:, 0], settings) if phase == "cap" else move_anchor(clean, settings)
+    members = [1, 2] if phase == "cap" else [0]
+    found = ascend(embed, images[:, members], goal, settings.ball, settings.budget, watch=watch)
+    after = images.clone()
+    after[:, members] = found.images
+    return found, images, clean, embed(after.flatten(0, 1)).unflatten(0, (-1, 3))
+
+
+def collapse_of(e: Tensor, **more: Any) -> Tensor:
+    a, p, n = e.unbind(1)
+    return collapseness(euclidean(a, p), euclidean(a, n), **more)
+
+
+def test_with_constant_weights_candidates_move_as_hardness_has_it() -> None:
+    """Each candidate has one weight, above 0, so λ only says when to stop. An anchor has two, which λ sets off."""
+    by_c, by_h, carried = (
+        attack("cap", TrideSettings(**{**NAIVE, **STRONG, **change}))[0].images
+        for change in ({"guide": "collapseness"}, {}, {"guide": "collapseness", "weights_carry_gradient": True})
+    )
+    assert torch.equal(by_c, by_h) and not torch.equal(by_c, carried)
+    e = torch.nn.functional.normalize(draw(4, 3, 5), dim=2)
+    a, p, n = e.unbind(1)
+    a = a.clone().requires_grad_(True)
+    goal = move_anchor(e, TrideSettings(**{**NAIVE, "guide": "collapseness", "attention": 2.0}))
+    (found,) = torch.autograd.grad(goal.value(a.unsqueeze(1), torch.arange(4)), a)
+    with torch.no_grad():
+        pull, push = (a - p + 1e-6) / euclidean(a, p)[:, None], (a - n + 1e-6) / euclidean(a, n)[:, None]
+        towards, away = (torch.softmax(-2 * euclidean(a, x), 0)[:, None] for x in (p, n))
+    assert torch.allclose(found, towards * pull - away * push, atol=1e-12)
+
+
+@pytest.mark.parametrize("phase", ["cap", "anp"])
+def test_the_attack_raises_its_own_objective(phase: str) -> None:
+    settings = TrideSettings(**{**STRONG, "eps": 0.05, "alpha": 0.01})
+    _, _, clean, after = attack(phase, settings)
+    goal = move_candidates(clean[:, 0], settings) if phase == "cap" else move_anchor(clean, settings)
+    members, rows = [1, 2] if phase == "cap" else [0], torch.arange(len(clean))
+    assert goal.value(clean[:, members], rows) < goal.value(after[:, members], rows) <= 0
+    assert collapse_of(clean) < collapse_of(after)
+
+
+@pytest.mark.parametrize(("phase", "guide"), [("cap", "collapseness"), ("anp", "collapseness"), ("cap", "hardness")])
+def test_the_batch_stops_exactly_when_the_goal_is_met(phase: str, guide: Any) -> None:
+    seen: list[Tensor] = []
+    settings = TrideSettings(guide=guide, top_rank_term=False, eps=0.5, alpha=0.02, steps=40)
+    found, images, *_ = attack(phase, settings, watch=lambda step, x, rows: seen.append(x.clone()))
+    embed, members = tanh_embedder(9), [1, 2] if phase == "cap" else [0]
+    over = []
+    for x in seen:
+        triplets = images.clone()
+        triplets[:, members] = x
+        attention = 10.0 if guide == "collapseness" else 0.0
+        c = collapse_of(embed(triplets.flatten(0, 1)).unflatten(0, (-1, 3)), attention=attention)
+        over.append(bool(c >= 0))
+    steps = over.index(True)
+    assert 0 < steps < 39 and all(over[steps:])
+    assert all(not torch.equal(x, y) for x, y in pairwise(seen[: steps + 1]))
+    assert all(torch.equal(seen[steps], x) for x in (*seen[steps:], found.images))
+
+
+def test_without_a_stop_it_goes_on() -> None:
+    for phase in ("cap", "anp"):
+        stopped, endless = (
+            attack(phase, TrideSettings(**{**NAIVE, "stop": stop, "eps": 0.5, "alpha": 0.02, "steps": 40}))
+            for stop in (True, False)
+        )
+        assert hardness(*endless[3].unbind(1)).mean() > hardness(*stopped[3].unbind(1)).mean() + 0.1
+
+
+@pytest.mark.parametrize("form", ["paper", "code"])
+@pytest.mark.parametrize("term", [True, False])
+def test_what_each_phase_climbs_against_plain_numbers(form: Any, term: bool) -> None:
+    """Equations 5 to 12, and the code's, on moved members of a batch whose clean triplets are known."""
+    settings = TrideSettings(form=form, top_rank_term=term, attention=3.0)
+    clean, moved = (torch.nn.functional.normalize(draw(4, 3, 5, name=name), dim=2) for name in ("clean", "moved"))
+    rows, half, seen = torch.arange(4), 2, set()
+
+    def d(x: Tensor, y: Tensor) -> list[float]:
+        return [math.dist((u + 1e-6).tolist(), v.tolist()) for u, v in zip(x, y)]
+
+    def mean(x: list[float], sign: float) -> float:
+        w = [math.exp(sign * 3.0 * v) for v in x]
+        return sum(a * b for a, b in zip(w, x)) / sum(w)
+
+    sign = 1.0 if form == "code" else -1.0
+    for t in (0.0, 0.5, 1.0):  # C < 0, then C > 0 as positives and negatives change places
+        triplets = torch.stack([clean[:, 0], *((1 - t) * clean[:, i] + t * clean[:, 3 - i] for i in (1, 2))], dim=1)
+        ap, an = d(clean[:, 0], triplets[:, 1]), d(clean[:, 0], triplets[:, 2])
+        expected = max(-(mean(ap, sign) - mean(an, sign)), 0)
+        found = move_candidates(clean[:, 0], settings).value(triplets[:, 1:], rows)
+        assert found.item() == pytest.approx(-expected, abs=1e-12)
+
+        ap, an, own = (d(moved[:, 0], x) for x in (triplets[:, 1], triplets[:, 2], clean[:, 0]))
+        c = mean(ap, sign) - mean(an, sign)
+        top = (sum(sorted(an)[:half]) / half - sum(own) / 4) * term
+        if form == "paper":
+            expected = max(-c + math.exp(max(c, 0)) * top, 0)
+        else:
+            expected = max(c, 0) + math.exp(min(c, 0)) * max(top, 0)
+        found = move_anchor(triplets, settings).value(moved[:, :1], rows)
+        assert found.item() == pytest.approx(-expected, abs=1e-12)
+        seen.add(c > 0)
+    assert seen == {True, False}
+
+
+def test_the_first_step_of_anp_ignores_the_distance_of_an_anchor_to_itself() -> None:
+    """Its direction there would be that of rounding errors, here exaggerated."""
+    settings = TrideSettings(eps=0.1, alpha=0.05, steps=1)
+    e = torch.nn.functional.normalize(draw(4, 3, 5), dim=2)
+    goal = move_anchor(e, settings)
+    assert goal.first is not None
+    for noise in (0.0, 1e-9 * draw(4, 1, 5, name="noise")):
+        x = (e[:, :1] + noise).requires_grad_(True)
+        c = collapseness(euclidean(x[:, 0], e[:, 1]), euclidean(x[:, 0], e[:, 2]))
+        loss = -c + math.exp(max(c.item(), 0)) * nearest_half(euclidean(x[:, 0], e[:, 2]))
+        expected, first = (torch.autograd.grad(v, x)[0] for v in (-loss, goal.first(x, torch.arange(4))))
+        assert torch.allclose(first, expected, atol=1e-12)
+    x = (e[:, :1] + 0.3 * draw(4, 1, 5, name="far")).requires_grad_(True)
+    moved = goal.first(x, torch.arange(4)) - goal.value(x, torch.arange(4))
+    assert moved.abs() > 0.1  # afterwards it counts
+
+
+@pytest.mark.parametrize("theta", [0.3, 1.0, 2.0, math.pi])
+def test_hardness_gained_per_shift_in_closed_form(theta: float) -> None:
+    """In the plane: 2·sin(θ/2) where the anchor moves, 1 for each candidate at any angle θ between them."""
+    a = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    p, n = (a + 0.3 * torch.tensor([math.cos(x), math.sin(x)], dtype=torch.float64) for x in (0.0, theta))
+    triplet = torch.stack([a, p, n]).unsqueeze(0)
+    length, settings = 1e-4, TrideSettings(**NAIVE)
+    for members, goal, gain in (
+        ([0], move_anchor(triplet, settings), 2 * math.sin(theta / 2)),
+        ([1, 2], move_candidates(triplet[:, 0], settings), 2.0),
+    ):
+        after = triplet.clone()
+        found = ascend(lambda x: x, triplet[:, members], goal, Ball(1.0, "l2"), Budget(1, length))
+        after[:, members] = found.images
+        shift = (after - triplet)[:, members].norm(dim=2)
+        if len(members) == 2:  # one step of length α for each image
+            assert torch.allclose(shift, torch.full_like(shift, length), atol=1e-12)
+        gained = (hardness(*after.unbind(1)) - hardness(*triplet.unbind(1))).item()
+        assert gained / shift.mean().item() == pytest.approx(gain, rel=2e-3)
+
+
+# A step of training -----------------------------------------------------------------------------------------
+
+
+def run(step: Step, settings: TrideSettings) -> tuple[Tensor, list[Tensor], Tensor, dict[str, float]]:
+    """Loss, gradients, the triplets (U, 3, …) that were trained on, and the log."""
+    seen: list[Tensor] = []
+    logged: dict[str, float] = {}
+    step = replace(step, log=lambda name, value: logged.update({name: float(value)}))
+    embed = step.embed
+    step.embed = lambda images: seen.append(images) or embed(images)  # type: ignore[func-returns-value, method-assign]
+    loss, gradients = train(step, triplet_decoupling(step, settings))
+    return loss, gradients, seen[0].unflatten(0, (-1, 3)), logged
+
+
+def test_each_phase_moves_its_own_members() -> None:
+    step = make_step()
+    for phase, moves in (("cap", [False, True, True]), ("anp", [True, False, False])):
+        settings = TrideSettings(phases=phase, **{**NAIVE, **STRONG})  # type: ignore[arg-type]
+        _, _, units, logged = run(step, settings)
+        _, _, clean, _ = run(step, replace(settings, eps=0.0, steps=0))
+        assert [not torch.equal(units[:, i], clean[:, i]) for i in range(3)] == moves
+        assert (units - clean).abs().max() <= 0.2 + 1e-12
+        before, after = (step.embed(x.flatten(0, 1)).detach().unflatten(0, (-1, 3)) for x in (clean, units))
+        for when, e in (("before", before), ("after", after)):
+            assert logged[f"hardness_{when}"] == pytest.approx(hardness(*e.unbind(1)).mean().item())
+            assert logged[f"collapseness_{when}"] == pytest.approx(collapse_of(e).item())
+        assert logged["hardness_after"] > logged["hardness_before"]
+        e = step.embed(step.batch.images).detach()
+        spread = torch.stack([euclidean(e[i], e[j]) for i in range(12) for j in range(12) if i != j]).mean()
+        shift = euclidean(before, after)[:, moves].mean() / spread
+        assert logged["shift"] == logged[f"shift_{phase}"] == pytest.approx(shift.item(), rel=1e-3)
+        assert logged["shift_overall"] == pytest.approx(sum(moves) * logged["shift"])
+
+
+def test_image_steps_are_two_thirds_and_one_third_of_hardness_manipulation() -> None:
+    step, logged = make_step(), {}
+    step.log = lambda name, value: logged.update({name: float(value)})
+    train(step, hardness_manipulation(step, HardnessSettings(destination=2.0, eps=0.2, alpha=0.05, steps=5)))
+    for phase, part in (("cap", 2 / 3), ("anp", 1 / 3)):
+        own = run(make_step(), TrideSettings(phases=phase, **STRONG))[3]  # type: ignore[arg-type]
+        assert own["image_steps"] == pytest.approx(part * logged["image_steps"])
+
+
+def test_the_log_tells_whether_the_batch_was_stopped() -> None:
+    step = make_step()
+    weak = run(step, TrideSettings(phases="cap", eps=0.01, alpha=0.001, steps=1, window=2.0))[3]
+    c, active = ([weak[f"{name}_{when}"] for when in ("before", "after")] for name in ("collapseness", "batch_active"))
+    assert active == [float(value < 0) for value in c]
+    strong = run(step, TrideSettings(phases="cap", eps=0.5, alpha=0.02, steps=60, attention=1.0, progressive=False))[3]
+    assert strong["batch_active_before"] == 1 and strong["collapseness_before"] < 0
+    assert strong["batch_active_after"] == 0 and 0 <= strong["collapseness_after"] < 0.3
+    endless = run(step, TrideSettings(phases="cap", **NAIVE, **{**STRONG, "eps": 0.5, "steps": 20}))[3]
+    assert endless["batch_active_after"] == 1 and endless["hardness_after"] > 0
+
+
+@pytest.mark.parametrize("phase", ["cap", "anp"])
+def test_without_its_attack_it_is_natural_training_and_the_top_rank(phase: Any) -> None:
+    step = make_step()
+    settings = TrideSettings(phases=phase, eps=0.0, steps=0, window=0.4, top_rank_loss=False)
+    plain = train(step, natural(in_its_window(step, settings), NaturalSettings("semihard")))
+    still = run(step, settings)
+    assert torch.allclose(plain[0], still[0], atol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain[1], still[1]))
+    ranked, _, units, _ = run(step, replace(settings, top_rank_loss=True, beta=0.9))
+    e = step.embed(units.flatten(0, 1)).detach().unflatten(0, (-1, 3))
+    extra = 0.5 * top_rank_loss(euclidean(e[:, 0], e[:, 1]), euclidean(e[:, 0], e[:, 2]), 0.9)
+    assert extra > 0 and torch.allclose(ranked, still[0] + (extra if phase == "anp" else 0), atol=1e-12)
+
+
+def in_its_window(step: Step, settings: TrideSettings) -> Step:
+    """The step, mining inside CA-TRIDE's window whatever it is asked for."""
+    step = replace(step)
+    mine, window = step.mine, settings.window_at(step.epoch, step.epochs)
+    step.mine = lambda sampler, embeddings, margin: mine(sampler, embeddings, window)  # type: ignore[assignment, method-assign, misc]
+    return step
+
+
+# Alternation ------------------------------------------------------------------------------------------------
+
+
+def phase_of(step: Step, settings: TrideSettings) -> str:
+    logged = run(step, settings)[3]
+    return next(phase for phase in ("cap", "anp") if f"shift_{phase}" in logged)
+
+
+def test_phases_alternate_from_cap_on_and_go_on_after_a_resume() -> None:
+    settings = TrideSettings(steps=0)
+    state: dict[str, Tensor] = {}
+    assert [phase_of(make_step(state=state), settings) for _ in range(3)] == ["cap", "anp", "cap"]
+    resumed = {name: value.clone() for name, value in state.items()}
+    assert [phase_of(make_step(state=resumed), settings) for _ in range(2)] == ["anp", "cap"]
+
+
+def test_two_trainings_do_not_disturb_each_other() -> None:
+    settings, one, other = TrideSettings(steps=0), make_step(), make_step()
+    assert [phase_of(step, settings) for step in (one, other, one, one, other)] == ["cap", "cap", "anp", "cap", "anp"]
+
+
+def test_a_single_phase_stays() -> None:
+    for phase in ("cap", "anp"):
+        step = make_step()
+        settings = TrideSettings(steps=0, phases=phase)
+        assert [phase_of(step, settings) for _ in range(3)] == [phase] * 3
+
+
+def test_benign_batches_do_not_change_whose_turn_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases: list[tuple[str, bool]] = []
+
+    def noting(step: Step, settings: TrideSettings) -> Any:
+        anchors = bool(step.state.get("anchors_next", False))
+        phases.append(("anp" if anchors else "cap", settings.eps == 0))
+        yield from triplet_decoupling(step, settings)
+
+    monkeypatch.setitem(DEFENCES, "tride", Defence(noting, TrideSettings))
+    fit(ah.dataset("digits"), tmp_path / "run", "catride", **SHORT, train={"epochs": 1, "benign": 0.5})
+    perturbed = [phase for phase, benign in phases if not benign]
+    assert 0 < len(perturbed) < len(phases)
+    assert perturbed == [("cap", "anp")[i % 2] for i in range(len(perturbed))]
+
+
+# Paper and code ---------------------------------------------------------------------------------------------
+
+
+def test_the_window_narrows_as_each_form_has_it() -> None:
+    paper, code = TrideSettings(), TrideSettings(form="code")
+    first, last = (0, 75), (74, 75)
+    assert paper.window_at(*first) == pytest.approx(0.2 * (1 - (1 / 150) ** 2))
+    assert paper.window_at(*last) == pytest.approx(0.75 * 0.2)
+    assert code.window_at(*first) == 0.2
+    assert code.window_at(*last) == pytest.approx(0.2 * (1 - 74 / 150) ** 2)
+
+
+def test_the_window_is_what_is_mined_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    mine = Step.mine
+
+    def spy(step: Step, sampler: str, embeddings: Tensor, margin: float) -> Any:
+        asked.append((sampler, margin))
+        return mine(step, sampler, embeddings, margin)
+
+    monkeypatch.setattr(Step, "mine", spy)
+    step = replace(make_step(), epoch=3, epochs=4)
+    run(step, TrideSettings(steps=0))
+    assert asked == [("semihard", pytest.approx(0.15))]
+
+
+@pytest.mark.parametrize("phase", ["cap", "anp"])
+def test_the_progressive_step_begins_at_zero_in_the_code_alone(phase: Any) -> None:
+    furthest = {}
+    for form in ("paper", "code"):
+        for progressive in (True, False):
+            for epoch in (0, 3):
+                step = replace(make_step(), epoch=epoch, epochs=4)
+                settings = TrideSettings(
+                    phases=phase,
+                    form=form,
+                    eps=0.5,
+                    alpha=0.04,
+                    steps=1,
+                    progressive=progressive,
+                )
+                units = run(step, settings)[2]
+                clean = run(step, replace(settings, steps=0))[2]
+                furthest[form, progressive, epoch] = (units - clean).abs().max().item()
+    for (form, progressive, epoch), found in furthest.items():
+        n = epoch + (form == "paper")
+        assert found == pytest.approx(0.04 * n / 4 if progressive else 0.04), (form, progressive, epoch)
+
+
+def test_forms_differ_in_weights_in_where_the_top_rank_counts_and_in_when_enough_is_enough() -> None:
+    p, n = distances()
+    paper, code = TrideSettings(), TrideSettings(form="code")
+    assert torch.equal(paper.collapseness(p, n), collapseness(p, n, 10.0))
+    assert torch.equal(code.collapseness(p, n), collapseness(p, n, 10.0, far=True))
+    step = make_step()
+    still: dict[str, Any] = {"phases": "cap", "steps": 0, "beta": 0.9, "progressive": False}
+    without, with_ = (run(step, TrideSettings(form="code", top_rank_loss=on, **still))[0] for on in (False, True))
+    assert with_ > without
+    assert torch.equal(*(run(step, TrideSettings(top_rank_loss=on, **still))[0] for on in (False, True)))
+    small = torch.tensor([-1.0, 0.0, 5e-6, 2e-5], requires_grad=True)
+    for settings, moving in ((paper, [0, 0, 1, 1]), (code, [0, 0, 0, 1]), (TrideSettings(stop=False), [1, 1, 1, 1])):
+        (gradient,) = torch.autograd.grad(settings.hinged(small).sum(), small)
+        assert gradient.tolist() == moving
+
+
+def test_in_the_code_s_form_anp_never_raises_collapseness_for_its_own_sake() -> None:
+    """With C < 0 and no top-rank term it has nothing to do; with it, only the nearest half and d(A, A_0) pull."""
+    idle, images, clean, _ = attack("anp", TrideSettings(form="code", top_rank_term=False, **STRONG))
+    assert collapse_of(clean, far=True) < 0 and torch.equal(idle.images, images[:, :1])
+    busy, images, clean, after = attack("anp", TrideSettings(form="code", **STRONG))
+    assert not torch.equal(busy.images, images[:, :1])
+    assert nearest_half(euclidean(after[:, 0], after[:, 2])) < nearest_half(euclidean(clean[:, 0], clean[:, 2]))
+
+
+# By name, and from settings ---------------------------------------------------------------------------------
+
+
+def test_recipes_hold_the_paper_s_values_and_the_code_s_form() -> None:
+    paper, code = (settings_from(name, {"data": {"name": "cub"}}).defence for name in ("catride", "catride-code"))
+    assert paper == TrideSettings()
+    assert (paper.steps, paper.eps, paper.alpha) == (16, 8 / 255, 1 / 255)
+    assert (paper.margin, paper.attention, paper.gamma, paper.beta, paper.window) == (0.2, 10.0, 0.5, 0.04, 0.2)
+    assert code == TrideSettings(form="code", weights_carry_gradient=True)
+    digits = settings_from("catride", {"data": {"name": "digits"}}).defence
+    assert (digits.eps, digits.alpha) == (77 / 255, 0.075)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"phases": "cap"},
+        {"phases": "anp"},
+        {"top_rank_term": False, "top_rank_loss": False},
+        {"top_rank_loss": False},
+        {**NAIVE, "phases": "cap"},
+        {**NAIVE, "phases": "anp"},
+        NAIVE,
+        {"guide": "hardness", "progressive": False},
+        {"form": "code", "weights_carry_gradient": True},
+    ],
+    ids=str,
+)
+def test_the_rows_of_the_paper_are_settings(row: dict[str, Any]) -> None:
+    """Each trains, and none is CA-TRIDE: over three batches something else comes out."""
+    results = []
+    for change in ({}, row):
+        step = replace(make_step(), epoch=1, epochs=3)
+        settings = TrideSettings(**{"eps": 0.3, "alpha": 0.03, "steps": 12, "attention": 20.0, "beta": 0.6, **change})
+        results.append([run(step, settings)[0].item() for _ in range(3)])
+    assert all(map(math.isfinite, results[1])) and results[0] != results[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"attention": -1.0}, "attention"),
+        ({"attention": math.inf}, "attention"),
+        ({"attention": math.nan}, "attention"),
+        ({"beta": -0.1}, "beta"),
+        ({"gamma": -0.1}, "gamma"),
+        ({"margin": -0.1}, "margin"),
+        ({"window": 0.0}, "window"),
+        ({"steps": -1}, "steps"),
+        ({"phases": "capp"}, "did you mean cap"),
+        ({"guide": "hardnes"}, "did you mean hardness"),
+        ({"form": "papr"}, "did you mean paper"),
+        ({"form": "code", "stop": False}, "use form = paper"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        TrideSettings(**wrong)
+
+
+def test_ics_is_refused_with_the_reason() -> None:
+    with pytest.raises(SettingsError, match=r"ICS .* clean"):
+        settings_from("catride", {"defence": {"ics": "0.5"}})
+
+
+def test_training_on_digits_and_going_on_after_it_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = ah.dataset("digits")
+    alone = fit(digits, tmp_path / "alone", "catride", **SHORT, train={"epochs": 1})
+    row = alone.metrics()[-1]
+    assert row["hardness_after"] > row["hardness_before"] and row["shift_cap"] > 0 and row["shift_anp"] > 0
+    # Pairs of each batch times steps, twice for candidates and once for anchors.
+    assert alone.read_json()["image_steps"] == sum(
+        2 * min(128, 901 - 128 * i) * (1 + (i % 2 == 0)) for i in range(row["step"])
+    )
+    steps = 0
+
+    def breaking(step: Step, settings: TrideSettings) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 4:  # after an odd number: ANP is next
+            raise ConnectionError
+        yield from triplet_decoupling(step, settings)
+
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setitem(DEFENCES, "tride", Defence(breaking, TrideSettings))
+        fit(digits, tmp_path / "run", "catride", **SHORT, train={"epochs": 1})
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    ah.resume(tmp_path / "run", device="cpu")
+    assert same(tmp_path / "alone", tmp_path / "run")
+    # And the turn does matter.
+    cap = {**SHORT, "defence": {"steps": 2, "phases": "cap"}, "train": {"epochs": 1}}
+    fit(digits, tmp_path / "cap", "catride", **cap)
+    assert not same(tmp_path / "alone", tmp_path / "cap")

@@ -1,0 +1,62 @@
+"""Run folders and audits with numbers that somebody chose."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anchorhold.auditing.verdict import SCHEMA
+from anchorhold.record import Run
+from anchorhold.settings import settings_from, to_dict
+
+CONFIG = {"backbone": "small", "dim": 16}
+
+
+def a_run(
+    path: Path,
+    rows: Iterable[Mapping[str, Any]] = ({"epoch": 1, "r1": 50.0, "r2": 60.0, "map_r": 20.0},),
+    recipe: str = "hm-lga",
+    status: str = "done",
+    **more: Any,
+) -> Path:
+    """A run folder; `more` are sections of settings, such as defence={"steps": 4}, or fields of run.json."""
+    sections = {key: more.pop(key) for key in ("defence", "train", "model") if key in more}
+    settings = to_dict(settings_from(recipe, {"data": {"name": "digits"}, **sections}))
+    about = {"data": {"name": "digits", "test": "mark"}, "model": {"config": CONFIG}}
+    run = Run.create(path, {"settings": settings, **about, "status": status, **more})
+    for row in rows:
+        run.append(row)
+    return path
+
+
+def an_audit(path: Path, ers: float = 30.0, r1: float = 50.0, queries: int = 100, eps: float = 8 / 255) -> Path:
+    """An audit.json; the corrected ERS is 5 lower, ARS 10 higher than ERS (measured: 20), and intervals are ±1."""
+
+    def score(value: float) -> dict[str, float]:
+        return {"value": value, "low": value - 1, "high": value + 1}
+
+    found = {
+        "schema": SCHEMA,
+        "settings": {"eps": eps, "alpha": 3 / 255, "steps": 32, "method": "pgd"},
+        "model": {"config": CONFIG},
+        "data": {"query": {"name": "digits/test", "fingerprint": "mark"}, "attacked": [queries, queries]},
+        "clean": {"R@1": score(r1), "R@2": score(r1 + 5), "mAP@R": score(r1 - 30)},
+        "protocols": {
+            name: {
+                "ers": score(ers - less),
+                "ars": {"constants": score(ers + 10 - less), "measured": score(ers + 20 - less)},
+            }
+            for name, less in (("published", 0), ("corrected", 5))
+        },
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "audit.json").write_text(json.dumps(found), encoding="utf-8")
+    return path
+
+
+def flat_rows(epochs: int = 5, separability: float = 0.0) -> list[dict[str, Any]]:
+    """The log of a model that has collapsed, or has not."""
+    return [
+        {"epoch": epoch, "loss": 0.2, "separability": separability, "mean_distance": 0.5, "r1": 2.0}
+        for epoch in range(1, epochs + 1)
+    ]

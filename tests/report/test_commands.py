@@ -1,0 +1,87 @@
+"""compare, plot and hardness on the command line."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.report.invented import a_run, an_audit, flat_rows
+from tests.test_cli import run
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ANCHORHOLD_DEBUG", raising=False)
+    an_audit(a_run(tmp_path / "runs/a", flat_rows(3, separability=0.4), defence={"steps": 2}))
+    a_run(tmp_path / "runs/b", [{"epoch": 1, "r1": 61.0}], defence={"steps": 4})
+
+
+def test_compare(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, out, err = run(capsys, monkeypatch, "compare", "runs", "--sort", "r1")
+    assert code == 0 and err == "" and out.index("\nb ") < out.index("\na ") and "30.0 [29.0, 31.0]" in out
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--out", "table.md")
+    assert code == 0 and out == "written: table.md\n" and (tmp_path / "table.md").read_text().startswith("| run |")
+    run(capsys, monkeypatch, "compare", "runs", "--out", "table.csv")
+    assert (tmp_path / "table.csv").read_text().startswith("name,method,")
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--matrix", "source, steps", "--value", "r1")
+    assert code == 0 and "softhard" in out and "61.0" in out
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--table", "entanglement")
+    assert code == 0 and "inter-class" in out
+
+
+def test_a_broken_folder_is_a_line_beside_the_table(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.makedirs("runs/c")
+    Path("runs/c/run.json").write_text("{")
+    code, out, err = run(capsys, monkeypatch, "compare", "runs", "--format", "csv")
+    assert code == 0 and len(out.splitlines()) == 3
+    assert err.startswith("left out: cannot read runs/c/run.json") and err.count("\n") == 1
+
+
+def test_plot(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots are an extra")
+    code, out, _ = run(capsys, monkeypatch, "plot", "runs", "--what", "collapse", "--out", "c.png")
+    assert code == 0 and out == "written: c.png\n" and (tmp_path / "c.png").stat().st_size > 1000
+    code, _, _ = run(capsys, monkeypatch, "plot", "runs", "--against", "defence.steps", "--out", "s.svg")
+    assert code == 0 and b"<svg" in (tmp_path / "s.svg").read_bytes()
+
+
+def test_hardness(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ["--batches", "2", "--set", "model.dim=8", "--device", "cpu", "--format", "csv"]
+    code, out, _ = run(capsys, monkeypatch, "hardness", "digits", *small)
+    assert code == 0 and [line.split(",")[0] for line in out.splitlines()] == [
+        *("sampler", "random", "semihard", "softhard", "distance", "hardest")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("compare nowhere", "no folder nowhere"),
+        ("compare runs --format txt", "no format"),
+        ("compare runs --sort r3", "to sort by"),
+        ("compare runs --table entangled", "did you mean entanglement?"),
+        ("compare runs --matrix source", "--matrix wants two settings"),
+        ("compare runs --matrix source,destnation", "did you mean destination?"),
+        ("compare runs --matrix source,steps --value r11", "did you mean r1?"),
+        ("plot runs --out c.gif", ".png"),
+        ("plot runs --what entanglement --out c.png", "compare DIR --table entanglement"),
+        ("plot runs --what curvs --out c.png", "did you mean curves?"),
+        ("plot runs --against defence.stps --out c.png", "did you mean defence.steps?"),
+        ("hardness digits --batches -1", "batches must not be negative"),
+        ("hardness dgits", "did you mean digits?"),
+        ("sweep digits --vary defence.steps --out s", "--vary wants"),
+        ("sweep digits --vary steps=1,2 --out s", "--vary wants"),
+        ("sweep digits --vary defence.stps=1,2 --out s", "did you mean defence.steps?"),
+        ("sweep digits --vary defence.steps=1,x --out s", "defence.steps wants int"),
+        ("sweep digits --vary defence.steps=1,2 --audit-eps x --out s", "--audit-eps"),
+    ],
+)
+def test_mistakes_are_one_line(capsys: Any, monkeypatch: pytest.MonkeyPatch, arguments: str, words: str) -> None:
+    if arguments.startswith("plot"):
+        pytest.importorskip("matplotlib", reason="plots are an extra")
+    code, _, err = run(capsys, monkeypatch, *arguments.split())
+    assert code == 2, err
+    assert err.startswith("error: ") and err.count("\n") == 1 and words in err
+    assert not os.path.exists("s") and not os.path.exists("c.png")

@@ -1,0 +1,187 @@
+"""Runs side by side: every cell comes from where it should, and a collapse is a cell of its own."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anchorhold.errors import RunError, SettingsError
+from anchorhold.report.collect import Entry, collect
+from anchorhold.report.compare import entanglement, matrix, runs_table
+from anchorhold.report.methods import method_of
+from anchorhold.report.tables import Estimate, Mean, Table, render
+from anchorhold.settings import settings_from, to_dict
+from tests.report.invented import a_run, an_audit, flat_rows
+
+
+def lines(table: Table) -> list[dict[str, Any]]:
+    keys = [column.key for column in table.columns]
+    return [dict(zip(keys, row)) for row in table.rows]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "defence", "name"),
+    [
+        ("natural", {"sampler": "distance"}, "N/A[D]"),
+        ("natural", {"loss": "contrastive"}, "N/A[R, contrastive]"),
+        ("act", {"sampler": "softhard"}, "ACT[S]"),
+        ("hm-lga", {}, "HM[S, LGA]"),
+        ("hm-lga", {"source": "random", "destination": "semihard"}, "HM[R, M]"),
+        ("hm-lga", {"destination": "0"}, "HM[S, 0]"),
+        ("hm-lga", {"destination": "-0.1"}, "HM[S, -0.1]"),
+    ],
+)
+def test_methods_are_called_as_in_print(recipe: str, defence: dict[str, str], name: str) -> None:
+    settings = settings_from(recipe, {"data": {"name": "digits"}, "defence": defence})
+    assert method_of(to_dict(settings)["defence"]) == name
+
+
+@pytest.mark.parametrize(
+    ("defence", "name"),
+    [
+        ({"name": "hardness", "source": "softhard", "destination": "semihard", "boost": 0.1}, "HM[S, g_B(M)]"),
+        ({"name": "hardness", "source": "softhard", "destination": "lga", "boost": 0.0, "ics": 0.5}, "HM[S, LGA]&ICS"),
+        ({"name": "est", "sampler": "random", "ics": 0.0}, "EST[R]"),
+        ({"name": "tride"}, "CA-TRIDE"),
+        ({"name": "tride", "phases": "anp", "form": "code"}, "CA-ANP (code)"),
+        ({"name": "tride", "top_rank_loss": False}, "CA-TRIDE w/o L_TR"),
+        ({"name": "tride", "top_rank_loss": False, "top_rank_term": False}, "CA-TRIDE w/o TPR"),
+        ({"name": "tride", "phases": "cap", "guide": "hardness", "stop": False}, "naive CAP"),
+        ({"name": "tride", "guide": "hardness"}, "TRIDE by H"),
+        ({"name": "somebody-elses", "sampler": "mine"}, "somebody-elses[mine]"),
+        ({}, ""),
+    ],
+)
+def test_methods_are_told_from_run_json_alone(defence: dict[str, Any], name: str) -> None:
+    assert method_of(defence) == name
+
+
+def test_a_line_for_each_run(tmp_path: Path) -> None:
+    rows = [{"epoch": 4, "r1": 41.0, "r2": 52.0, "map_r": 13.0}, {"epoch": 5, "seconds": 99.0}]
+    train = {"epochs": 5, "seed": 12345}
+    an_audit(a_run(tmp_path / "a", rows, seconds=100.5, image_steps=12345, train=train))
+    a_run(tmp_path / "b", [{"epoch": 1, "seconds": 7.0}], recipe="natural", status="interrupted")
+    an_audit(tmp_path / "c", ers=20, r1=33)
+    a, b, c = lines(runs_table(collect([tmp_path]).entries))
+    assert [a[key] for key in ("name", "method", "steps", "data", "epochs", "seed")] == [
+        "a",
+        "HM[S, LGA]",
+        8,
+        "digits",
+        5,
+        12345,
+    ]
+    assert [a[key] for key in ("r1", "r2", "map_r", "seconds", "image_steps", "status")] == [
+        41,
+        52,
+        13,
+        100.5,
+        12345,
+        "done",
+    ]
+    assert a["ers_published"] == Estimate(30, 29, 31) and a["ers_corrected"] == Estimate(25, 24, 26)
+    assert a["ars_published"] == Estimate(40, 39, 41) and a["ars_corrected"] == Estimate(45, 44, 46)
+    assert b["r1"] is b["ers_published"] is b["steps"] is None
+    assert b["seconds"] == 7 and b["method"] == "N/A[R]" and b["status"] == "interrupted, 1 of 15"
+    assert c["method"] is None and c["data"] == "digits/test" and c["r1"] == 33 and c["status"] == "audit alone"
+    assert " 12345 " in render(runs_table(collect([tmp_path]).entries))  # a seed is a name, without a comma
+
+
+def test_a_collapsed_run_has_no_score_even_if_it_was_audited(tmp_path: Path) -> None:
+    """ERS rates a collapsed model at about 30: no number may stand there."""
+    an_audit(a_run(tmp_path / "warned", flat_rows()), r1=2)
+    a_run(tmp_path / "stopped", flat_rows(3), status="stopped", reason="the model collapsed")
+    for line in lines(runs_table(collect([tmp_path]).entries)):
+        assert line["ers_published"] == line["ers_corrected"] == line["ars_corrected"] == "collapse"
+        assert line["r1"] == 2 and line["status"].startswith("collapsed")
+
+
+def test_audits_that_attack_differently_are_named(tmp_path: Path) -> None:
+    an_audit(a_run(tmp_path / "a"))
+    an_audit(a_run(tmp_path / "b"))
+    assert len(runs_table(collect([tmp_path]).entries).notes) == 1
+    an_audit(tmp_path / "b", eps=16 / 255)
+    note = runs_table(collect([tmp_path]).entries).notes[-1]
+    assert "cannot be compared" in note and "ε 8/255" in note and "ε 16/255" in note
+
+
+def combination(path: Path, source: str, destination: str, r1: float, ers: float = 0.0, **more: Any) -> None:
+    defence = {"source": source, "destination": destination, **more.pop("defence", {})}
+    run = a_run(path, [{"epoch": 1, "r1": r1}], defence=defence, **more)
+    if ers:
+        an_audit(run, ers=ers, r1=r1)
+
+
+def test_table_two_of_001(tmp_path: Path) -> None:
+    combination(tmp_path / "1", "softhard", "semihard", 38.0, 29.6)
+    combination(tmp_path / "2", "random", "semihard", 27.0, 35.1)
+    combination(tmp_path / "3", "softhard", "0", 5.0, status="stopped")
+    a_run(tmp_path / "4", recipe="natural")
+    a_run(tmp_path / "5", status="training")
+    table = matrix(collect([tmp_path]).entries, "source", "destination")
+    assert [column.head for column in table.columns] == [
+        "source \\ destination",
+        *("0 R@1", "0 ERS publ.", "semihard R@1", "semihard ERS publ."),
+    ]
+    assert table.rows == (
+        ("random", None, None, Mean(27.0, 1, 1), Mean(35.1, 1, 1)),
+        ("softhard", "collapse", "collapse", Mean(38.0, 1, 1), Mean(29.6, 1, 1)),
+    )
+    assert any("not finished: 5" in note for note in table.notes)
+    assert any("lack source or destination: 4" in note for note in table.notes)
+
+
+def test_several_runs_in_a_cell_are_averaged_and_counted(tmp_path: Path) -> None:
+    for seed, r1 in enumerate((30.0, 33.0)):
+        combination(tmp_path / f"a{seed}", "random", "lga", r1, train={"seed": seed})
+    combination(tmp_path / "a2", "random", "lga", 1.0, status="stopped", train={"seed": 2})
+    for seed in range(2):
+        combination(tmp_path / f"b{seed}", "random", "hardest", 1.0, status="stopped", train={"seed": seed})
+    table = matrix(collect([tmp_path]).entries, "source", "defence.destination", ["r1"])
+    assert [column.head for column in table.columns[1:]] == ["hardest", "lga"]
+    assert table.rows == (("random", "collapse (2)", Mean(31.5, 2, 3)),)
+    assert len(table.notes) == 1 and "number of runs" in table.notes[0]  # seeds may differ
+    row = next(csv.DictReader(io.StringIO(render(table, "csv"))))
+    assert row["defence.destination=lga r1"] == "31.5" and row["defence.destination=lga r1_runs"] == "2"
+    combination(tmp_path / "a3", "random", "lga", 40.0, defence={"steps": 2}, train={"seed": 3})
+    table = matrix(collect([tmp_path]).entries, "source", "destination", ["r1"])
+    assert table.notes[-1] == "some means are over runs that differ in defence.steps"
+
+
+def test_numbers_come_in_order_and_any_logged_value_may_be_asked_for(tmp_path: Path) -> None:
+    for steps in (16, 2, 8):
+        rows = [{"epoch": 1, "r1": 1.0, "shift": steps / 100}]
+        a_run(tmp_path / str(steps), rows, defence={"steps": steps})
+    table = matrix(collect([tmp_path]).entries, "steps", "train.seed", ["shift"])
+    assert table.rows == tuple((str(steps), Mean(steps / 100, 1, 1)) for steps in (2, 8, 16))
+
+
+def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:
+    entries = collect([a_run(tmp_path)]).entries
+    with pytest.raises(SettingsError, match="did you mean source"):
+        matrix(entries, "sorce", "destination")
+    with pytest.raises(SettingsError, match="did you mean ers"):
+        matrix(entries, "source", "destination", ["er"])
+    with pytest.raises(RunError, match="no finished run"):
+        matrix([Entry(e.path, {**e.info, "status": "training"}, e.rows) for e in entries], "source", "destination")
+
+
+def test_entanglement(tmp_path: Path) -> None:
+    """002's table 5 has CUB at .287 between and .226 within classes: .79."""
+    a_run(tmp_path / "a", [{"epoch": 1, "inter_distance": 0.287, "intra_distance": 0.226, "mean_distance": 9.0}])
+    apart = (0.287 - 0.226) / 0.287
+    a_run(tmp_path / "b", [{"epoch": 1, "mean_distance": 0.287, "separability": apart}])
+    a_run(tmp_path / "c", [{"epoch": 1, "mean_distance": 0.287, "separability": 1.1}])
+    a_run(tmp_path / "d", [{"epoch": 1}])
+    an_audit(tmp_path / "e")
+    table = entanglement(collect([tmp_path]).entries)
+    a, b, c, d = lines(table)
+    for line in (a, b):
+        assert line["inter"] == 0.287 and line["intra"] == pytest.approx(0.226)
+        assert line["entanglement"] == pytest.approx(0.226 / 0.287)
+    assert c["intra"] is c["entanglement"] is d["inter"] is None
+    assert "b, c, d" in table.notes[-1]
+    with pytest.raises(RunError, match="audits only"):
+        entanglement(collect([tmp_path / "e"]).entries)

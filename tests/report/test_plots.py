@@ -1,0 +1,150 @@
+"""Figures: what is drawn, read back from the axes, and that nobody has to have matplotlib."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anchorhold.errors import AnchorholdError, RunError, SettingsError
+from anchorhold.report import plots
+from anchorhold.report.collect import Entry, collect
+from anchorhold.report.plots import PLOTS, plot_against, plot_epochs
+from tests.report.invented import a_run, an_audit, flat_rows
+
+pytest.importorskip("matplotlib", reason="plots are an extra")
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that were made."""
+    figures: list[Any] = []
+    make = plots._figure
+
+    def spy(panels: int) -> Any:
+        figures.append(make(panels))
+        return figures[-1]
+
+    monkeypatch.setattr(plots, "_figure", spy)
+    return figures
+
+
+def curves(axis: Any) -> list[list[tuple[float, float]]]:
+    """The lines of an axis, its stars left out."""
+    lines = [line for line in axis.get_lines() if line.get_marker() != "*"]
+    return [list(zip(line.get_xdata(), line.get_ydata())) for line in lines]
+
+
+def stars(axis: Any) -> list[tuple[float, float]]:
+    found = [line for line in axis.get_lines() if line.get_marker() == "*"]
+    return [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in found]
+
+
+def entries(*paths: Path) -> tuple[Entry, ...]:
+    return collect(paths).entries
+
+
+def test_curves_of_several_runs(tmp_path: Path, drawn: list[Any]) -> None:
+    a_run(tmp_path / "a", [{"epoch": 1, "loss": 0.3}, {"epoch": 2, "loss": 0.2, "r1": 40.0}])
+    a_run(tmp_path / "b", [{"epoch": 1, "loss": 0.5, "r1": None}])
+    out = plot_epochs(entries(tmp_path), "curves", tmp_path / "figures/c.png")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    figure, (loss, recall) = drawn[0]
+    assert curves(loss) == [[(1, 0.3), (2, 0.2)], [(1, 0.5)]] and curves(recall) == [[(2, 40.0)]]
+    assert (loss.get_xlabel(), recall.get_ylabel()) == ("epoch", "R@1 (%)")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    looks = {(line.get_color(), line.get_linestyle()) for line in loss.get_lines()}
+    assert len(looks) == 2 and len({style for _, style in looks}) == 2
+
+
+def test_a_collapse_is_a_star_where_the_run_ended(tmp_path: Path, drawn: list[Any]) -> None:
+    a_run(tmp_path / "bad", flat_rows(3), status="stopped")
+    a_run(tmp_path / "good", flat_rows(4, separability=0.4))
+    plot_epochs(entries(tmp_path), "collapse", tmp_path / "c.svg")
+    figure, axes = drawn[0]
+    assert [axis.get_ylabel() for axis in axes] == ["separability", "mean distance d̄"]  # nobody logged collapseness
+    assert [stars(axis) for axis in axes] == [[(3, 0.0)], [(3, 0.5)]]
+    assert "collapse" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize("what", PLOTS)
+def test_every_figure_has_its_columns(tmp_path: Path, drawn: list[Any], what: str) -> None:
+    columns = list(PLOTS[what])
+    a_run(tmp_path / "a", [{"epoch": 1} | {name: place for place, name in enumerate(columns)}])
+    plot_epochs(entries(tmp_path), what, tmp_path / "c.png")
+    assert [curves(axis) for axis in drawn[0][1]] == [[[(1, place)]] for place in range(len(columns))]
+
+
+def test_columns_by_name_and_what_nobody_logged(tmp_path: Path, drawn: list[Any]) -> None:
+    a_run(tmp_path / "a", flat_rows(2))
+    plot_epochs(entries(tmp_path), "mean_distance, loss", tmp_path / "c.pdf")
+    assert [axis.get_ylabel() for axis in drawn[0][1]] == ["mean_distance", "loss"]
+    with pytest.raises(SettingsError, match="did you mean collapse"):
+        plot_epochs(entries(tmp_path), "colapse", tmp_path / "c.png")
+    with pytest.raises(RunError, match="has logged shift"):
+        plot_epochs(entries(tmp_path), "shift", tmp_path / "c.png")
+    with pytest.raises(SettingsError, match=r"\.png"):
+        plot_epochs(entries(tmp_path), "loss", tmp_path / "c.gif")
+    with pytest.raises(RunError, match="finished an epoch"):
+        plot_epochs(entries(an_audit(tmp_path / "b")), "loss", tmp_path / "c.png")
+
+
+@pytest.mark.filterwarnings("ignore:Glyph:UserWarning")  # not every letter is in the font
+@pytest.mark.parametrize("name", ["_hidden", "$x^{$", "a" * 200, "line\nbreak", "名"])
+def test_no_name_breaks_a_figure(tmp_path: Path, drawn: list[Any], name: str) -> None:
+    a_run(tmp_path / name, flat_rows(1))
+    plot_epochs(entries(tmp_path / name), "loss", tmp_path / "c.png")
+    (text,) = drawn[0][0].legends[0].get_texts()
+    assert 0 < len(text.get_text()) <= 42
+
+
+def test_scores_against_a_number(tmp_path: Path, drawn: list[Any]) -> None:
+    """002's figures 6 and 7: in order of the number, one run with its interval, several with their range."""
+    for steps, seed, r1 in ((8, 0, 40.0), (2, 0, 50.0), (8, 1, 44.0)):
+        run = a_run(
+            tmp_path / f"{steps}-{seed}", [{"epoch": 1, "r1": r1}], defence={"steps": steps}, train={"seed": seed}
+        )
+        an_audit(run, ers=steps + 10.0 + seed)
+    a_run(tmp_path / "bad", flat_rows(3), status="stopped", defence={"steps": 16})
+    a_run(tmp_path / "going", [{"epoch": 1, "r1": 9.0}], status="training", defence={"steps": 4})
+    plot_against(entries(tmp_path), "defence.steps", tmp_path / "c.png")
+    _, (recall, published, corrected) = drawn[0]
+    assert curves(recall) == [[(2, 50.0), (8, 42.0)]]
+    assert curves(published) == [[(2, 12.0), (8, 18.5)]] and curves(corrected) == [[(2, 7.0), (8, 13.5)]]
+    spans = [[tuple(float(y) for _, y in path) for path in bars.get_segments()] for bars in published.collections]
+    assert spans == [[(11.0, 13.0)], [(18.0, 19.0)]]
+    assert all(stars(axis) == [(16, 0)] for axis in (recall, published, corrected))
+    assert recall.get_xlabel() == "defence.steps" and published.get_ylabel() == "ERS publ. (%)"
+
+
+def test_scores_against_names_with_a_line_for_each_series(tmp_path: Path, drawn: list[Any]) -> None:
+    """000's figure 4: initial weights are files, and are called by their names."""
+    for place, weights in enumerate(("w/eps4.pt", "w/eps0.pt")):
+        for steps in (4, 8):
+            path = tmp_path / f"{place}-{steps}"
+            a_run(path, [{"epoch": 1, "r1": steps + place}], defence={"steps": steps}, model={"weights": weights})
+    plot_against(entries(tmp_path), "model.weights", tmp_path / "c.png", series="steps")
+    figure, (recall,) = drawn[0]  # nothing was audited
+    assert curves(recall) == [[(0, 5), (1, 4)], [(0, 9), (1, 8)]]
+    assert [label.get_text() for label in recall.get_xticklabels()] == ["eps0", "eps4"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["steps = 4", "steps = 8"]
+    a_run(tmp_path / "new", [{"epoch": 1, "r1": 1.0}], model={"weights": "v/eps4.pt"})
+    plot_against(entries(tmp_path), "model.weights", tmp_path / "c.png")
+    ticks = [label.get_text() for label in drawn[1][1][0].get_xticklabels()]
+    assert ticks == ["v/eps4.pt", "w/eps0.pt", "w/eps4.pt"]  # two files of one name
+    with pytest.raises(SettingsError, match=r"did you mean model\.weights"):
+        plot_against(entries(tmp_path), "model.weigths", tmp_path / "c.png")
+
+
+def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_run(tmp_path / "a", flat_rows(1))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(AnchorholdError, match="pip install"):
+        plot_epochs(entries(tmp_path), "loss", tmp_path / "c.png")
+
+
+def test_nothing_loads_matplotlib_before_it_is_needed() -> None:
+    script = "import sys, anchorhold.sweeping, anchorhold.report.plots; assert 'matplotlib' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,138 @@
+"""One table in three formats, whatever the names are."""
+
+import csv
+import io
+
+import pytest
+
+from anchorhold.errors import SettingsError
+from anchorhold.report.tables import Column, Estimate, Mean, Table, render
+
+HOSTILE = [
+    "line\nbreak",
+    "pipe|pipe",
+    "a\\|b",
+    "[bold]rich[/bold]",
+    "\x1b[31mred\x1b[0m",
+    "<script>alert(1)</script>",
+    "[click](http://example.com)",
+    'quote"comma,semicolon;',
+    "x" * 150 + "y" * 150,
+    "名前 ε λ",
+    "",
+    "tab\tand\rreturn\u2028separator",
+]
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of a Markdown row, as a reader of Markdown cuts them."""
+    out, cell, escaped = [], "", False
+    for letter in line:
+        if letter == "|" and not escaped:
+            out.append(cell.strip())
+            cell = ""
+        else:
+            cell += letter
+        escaped = letter == "\\" and not escaped
+    return out[1:]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_breaks_a_table(name: str) -> None:
+    table = Table((Column("name", "run"), Column("r1", "R@1")), ((name, 12.34), ("other", 5.0)), (f"note {name}",))
+    head, _, first, second, *_ = render(table, "markdown").splitlines()
+    assert [len(cells_of(line)) for line in (head, first, second)] == [2, 2, 2]
+    assert cells_of(first)[1] == "12.3" and cells_of(second) == ["other", "5.0"]
+    assert "<" not in first.replace("\\<", "") and "](" not in first
+    rows = list(csv.reader(io.StringIO(render(table, "csv"))))
+    assert [len(row) for row in rows] == [2, 2, 2] and rows[1][1] == "12.34"
+    for width in (None, 40):
+        text = render(table, "text", width)
+        lines = text.splitlines()
+        assert "\x1b" not in text and "12.3" in text and "5.0" in text
+        assert max(map(len, lines[:4])) <= (width or 70)  # a long name is cut
+    assert len(render(table).splitlines()) == 6  # head, rule, two rows, a gap, a note
+
+
+def test_rich_markup_is_text_and_the_ends_of_a_long_name_stay() -> None:
+    rows = (("[bold]b[/bold]", 1.0), ("same" * 20 + "-1", 2.0), ("same" * 20 + "-2", 3.0))
+    text = render(Table((Column("name", "run"), Column("r1", "R@1")), rows))
+    assert "[bold]b[/bold]" in text and "-1 " in text and "-2 " in text
+
+
+TABLE = Table(
+    (
+        Column("name", "run"),
+        Column("ers", "ERS"),
+        Column("ars", "ARS", span=False),
+        Column("m", "M", 2),
+        Column("n", "steps", 0, thousands=True),
+        Column("empty", "empty"),
+    ),
+    (
+        ("a", Estimate(28.64, 27.61, 29.0), Estimate(3.14, 3.0, 3.3), Mean(1.005, 2, 3), 1234567, None),
+        ("b", "collapse", None, "collapse (2)", 7, None),
+        ("c", Estimate(30.0), Estimate(4.0, None, None), Mean(2.0, 1, 1), None, None),
+        ("d", None, None, Mean(2.0, 2, 2), 0, None),
+    ),
+    ("in %",),
+)
+
+
+def test_numbers_are_rounded_and_counted_in_text_and_markdown() -> None:
+    lines = render(TABLE, "markdown").splitlines()
+    assert lines[0] == "| run | ERS | ARS | M | steps |"  # a column without a value is left out
+    assert lines[2] == "| a | 28.6 [27.6, 29.0] | 3.1 | 1.00 (2 of 3) | 1,234,567 |"
+    assert lines[3] == "| b | collapse | – | collapse (2) | 7 |"
+    assert lines[4] == "| c | 30.0 | 4.0 | 2.00 | – |"
+    assert lines[5] == "| d | – | – | 2.00 (2) | 0 |"
+    assert lines[-1] == "in %"
+    text = render(TABLE)
+    for word in ("28.6 [27.6, 29.0]", "1.00 (2 of 3)", "1,234,567", "collapse"):
+        assert word in text
+
+
+def test_csv_has_every_column_and_every_digit() -> None:
+    rows = list(csv.DictReader(io.StringIO(render(TABLE, "csv"))))
+    assert list(rows[0]) == [
+        "name",
+        "ers",
+        "ers_low",
+        "ers_high",
+        "ars",
+        "ars_low",
+        "ars_high",
+        "m",
+        "m_runs",
+        "n",
+        "empty",
+    ]
+    assert rows[0]["ers"] == "28.64" and rows[0]["ers_low"] == "27.61" and rows[0]["m_runs"] == "2"
+    assert rows[1]["ers"] == "collapse" and rows[1]["ers_low"] == "" and rows[1]["m_runs"] == ""
+    assert rows[0]["n"] == "1234567" and rows[3]["n"] == "0" and rows[2]["n"] == ""
+
+
+def test_sorting_puts_the_largest_first_and_what_is_missing_last() -> None:
+    def order(key: str) -> str:
+        return "".join(str(row[0]) for row in TABLE.sorted_by(key).rows)
+
+    assert order("name") == "abcd"
+    assert order("ers") == "cabd"  # numbers, then a collapse, then nothing
+    assert order("n") == "abdc"
+    with pytest.raises(SettingsError, match="did you mean ers"):
+        TABLE.sorted_by("erss")
+
+
+def test_a_narrow_terminal_loses_spare_columns_and_is_told() -> None:
+    columns = (Column("name", "run"), Column("ers", "ERS"), Column("seconds", "seconds", spare=True))
+    table = Table(columns, (("a-run-of-mine", Estimate(28.6, 27.6, 29.0), 123.0),))
+    assert "seconds" in render(table, "text", 60) and "too wide" not in render(table, "text", 60)
+    narrow = render(table, "text", 36)
+    assert "[27.6, 29.0]" in narrow and "123" not in narrow and narrow.endswith("too wide for this terminal: seconds")
+    narrower = render(table, "text", 24)
+    assert "28.6" in narrower and "27.6" not in narrower and narrower.endswith("seconds, intervals")
+
+
+def test_an_unknown_format_is_refused() -> None:
+    with pytest.raises(SettingsError, match="did you mean markdown"):
+        render(TABLE, "markdwon")
