@@ -133,6 +133,17 @@ def test_a_sweep_of_digits_and_the_same_again(digits: Dataset, tmp_path: Path) -
         sweep(digits, "hm-lga", vary, tmp_path, overrides=QUICK, audited={**AUDITED, "eps": 0.3}, device="cpu")
 
 
+def test_a_model_that_training_stops_for_collapse_is_left_behind(digits: Dataset, tmp_path: Path) -> None:
+    vary = {"train.collapse_separability": ["5", "0"]}  # nothing is as far apart as 5
+    overrides = {**QUICK, "train": {"epochs": 2, "collapse_warmup": 0}, "defence": {}}
+    heard = Heard()
+    found = sweep(digits, "natural", vary, tmp_path, overrides=overrides, device="cpu", report=heard)
+    statuses = [Run(tmp_path / str(row[0])).read_json()["status"] for row in found.tables[0].rows]
+    assert statuses == ["stopped", "done"]
+    assert [row[-1] for row in found.tables[0].rows] == ["collapsed, epoch 2", "done"]
+    assert any("that is a result" in line for line in heard.lines)
+
+
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """fit and resume that train nothing, by what they were called with; 8 steps collapse, 9 are interrupted once."""

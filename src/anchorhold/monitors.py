@@ -69,7 +69,8 @@ def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, f
 
     `separability` is (mean d(a,n) − mean d(a,p)) / d̄ (002 section 4.4), d̄ (`mean_distance`) the mean distance over
     all pairs of the batch: near 0, or with d̄ near 0, the model has collapsed. Beside them the triplets' hardness,
-    mean and variance, their collapseness C (002 equation 5), and the mean cosine of clean pairs, which ICS raises.
+    mean and variance, their collapseness C (002 equation 5), the mean cosine of clean pairs, which ICS raises, and the
+    mean distances within classes and between them, an image and itself apart (002 table 5).
     """
     (ids, *_) = pair_batches(images.split.labels, 256, key)
     with frozen(model) as embed:
@@ -77,7 +78,8 @@ def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, f
     chosen = mine("random", e, images.labels[ids.to(e.device)], key)
     a, p, n = e[chosen.anchor], e[chosen.positive], e[chosen.negative]
     h, pairs = hardness(a, p, n), len(e) * (len(e) - 1)
-    mean = distance_matrix(e, e).sum() / pairs
+    distances, labels, ids = distance_matrix(e, e), images.labels[ids.to(e.device)], ids.to(e.device)
+    mean, same, itself = distances.sum() / pairs, labels[:, None] == labels, ids[:, None] == ids
     signs = {
         "separability": -h.mean() / mean.clamp(min=1e-12),
         "mean_distance": mean,
@@ -86,6 +88,9 @@ def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, f
         "collapseness": collapseness(euclidean(a, p), euclidean(a, n)),
         "mean_cosine": (e.sum(0).square().sum() - e.square().sum()) / pairs,
     }
+    for name, pick in (("intra_distance", same & ~itself), ("inter_distance", ~same)):
+        if pick.any():  # a set may have classes of one image
+            signs[name] = distances[pick].mean()
     return {name: sign.item() for name, sign in signs.items()}
 
 

@@ -197,7 +197,8 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
         save()  # so that a run can always be resumed from its folder alone
     total = train.epochs * len(_plan(images, settings, key("batches", 0)))
     first = at.step
-    work = total * settings.batch.pairs * getattr(settings.defence, "steps", 0)  # a third of the images leave at once
+    # A third of the images leave at once, and the passes of training count double.
+    work = total * settings.batch.pairs * (5 + getattr(settings.defence, "steps", 0))
     fast = compiles(train.compile, train.precision, device, work)
     graphed = Graphed(model, precision) if fast and settings.model.freeze_batchnorm else None
     watched = device.type == "cuda" and train.canary_every > 0
@@ -233,6 +234,7 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     average.update()
                     finite &= torch.isfinite(loss.detach())
                     meters.add("loss", loss.detach())
+                    del loss  # and with it the graph behind it, which a capture of the next pass must not meet
                 at.index, at.step = at.index + 1, at.step + 1
                 if at.step % LOOK == 0 or at.index == len(plan):
                     _check_finite(run, bool(finite), at, report)

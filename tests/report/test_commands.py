@@ -55,6 +55,28 @@ def test_hardness(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from anchorhold import sweeping
+    from anchorhold.report.tables import Column, Table
+
+    asked: list[Any] = []
+
+    def sweep(data: Any, recipe: str, vary: Any, out: Path, **options: Any) -> sweeping.Swept:
+        asked.append((data.name, recipe, vary, out, options["overrides"], options["audited"]))
+        table = Table((Column("name", "run"),), (("one",), ("two",)))
+        return sweeping.Swept((table,), (out / "compare.md",), ("left out: three",))
+
+    monkeypatch.setattr(sweeping, "sweep", sweep)
+    arguments = ["digits", "--recipe", "natural", "--vary", "train.seed=1,2", "--set", "model.dim=8", "--out", "s"]
+    code, out, err = run(capsys, monkeypatch, "sweep", *arguments, "--limit", "7", "--audit-eps", "1/2")
+    assert code == 0 and "\none\n" in out and "written: s/compare.md" in out and err == "left out: three\n"
+    code, _, _ = run(capsys, monkeypatch, "sweep", *arguments, "--no-audit")
+    overrides = {"model": {"dim": "8"}, "data": {"name": "digits"}}
+    budget = {"limit": 7, "eps": 0.5, "alpha": 3 / 255, "steps": 32}
+    for found, audited in zip(asked, (budget, None), strict=True):
+        assert found == ("digits", "natural", {"train.seed": ["1", "2"]}, Path("s"), overrides, audited)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

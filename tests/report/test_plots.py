@@ -47,7 +47,7 @@ def entries(*paths: Path) -> tuple[Entry, ...]:
 
 def test_curves_of_several_runs(tmp_path: Path, drawn: list[Any]) -> None:
     a_run(tmp_path / "a", [{"epoch": 1, "loss": 0.3}, {"epoch": 2, "loss": 0.2, "r1": 40.0}])
-    a_run(tmp_path / "b", [{"epoch": 1, "loss": 0.5, "r1": None}])
+    a_run(tmp_path / "b", [{"epoch": 1, "loss": 0.5, "r1": None}, {"loss": 0.1}, {"epoch": 2, "loss": "?"}])
     out = plot_epochs(entries(tmp_path), "curves", tmp_path / "figures/c.png")
     assert out.read_bytes().startswith(b"\x89PNG")
     figure, (loss, recall) = drawn[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import losses
 from ..geometry import euclidean
-from ..perturb.ascend import Objective
+from ..perturb.ascend import Goal, Objective
 from ..settings import check, nearest
 from ..triplets import collapseness, hardness
 from .step import Inner, Step
@@ -151,30 +151,33 @@ def top_rank_loss(positive: Tensor, negative: Tensor, beta: float = 0.04) -> Ten
 def move_candidates(anchor: Tensor, settings: TrideSettings) -> Objective:
     """CAP: climb −max(−C, 0) (002 equation 10) with units (p, n) against fixed anchors (U, D)."""
 
-    def value(e: Tensor, positions: Tensor) -> Tensor:
+    def loss(e: Tensor, positions: Tensor) -> Tensor:
         a = anchor[positions]
-        return -settings.hinged(-settings.raised(euclidean(a, e[:, 0]), euclidean(a, e[:, 1])))
+        return settings.hinged(-settings.raised(euclidean(a, e[:, 0]), euclidean(a, e[:, 1])))
 
-    return Objective(value, coupled=True)
+    return _lower(loss, settings)
 
 
 def move_anchor(clean: Tensor, settings: TrideSettings) -> Objective:
     """ANP: climb −max(−C + Δ_TR, 0) (002 equation 11) with units (a,) among fixed triplets `clean` (U, 3, D)."""
 
-    def loss(e: Tensor, positions: Tensor, away: Tensor | float) -> Tensor:
-        _, p, n = clean[positions].unbind(1)
-        positive, negative = euclidean(e[:, 0], p), euclidean(e[:, 0], n)
-        top_rank = nearest_half(negative) - away if settings.top_rank_term else negative.new_zeros(())
+    def loss(e: Tensor, positions: Tensor, moved: bool = True) -> Tensor:
+        a0, p, n = clean[positions].unbind(1)
+        a = e[:, 0]
+        positive, negative = euclidean(a, p), euclidean(a, n)
+        top_rank = negative.new_zeros(())
+        if settings.top_rank_term:
+            top_rank = nearest_half(negative) - (euclidean(a, a0).mean() if moved else 0.0)
         return settings.hinged(FORMS[settings.form].anp(settings.raised(positive, negative), top_rank))
 
-    def value(e: Tensor, positions: Tensor) -> Tensor:
-        return -loss(e, positions, euclidean(e[:, 0], clean[positions, 0]).mean())
+    # Before anything has moved d(A, A_0) is 0, and its direction would be rounding error.
+    return _lower(loss, settings, first=lambda e, positions: -loss(e, positions, moved=False))
 
-    def first(e: Tensor, positions: Tensor) -> Tensor:
-        # d(A, A_0) is 0 there, and its direction would be rounding error.
-        return -loss(e, positions, 0.0)
 
-    return Objective(value, first=first, coupled=True)
+def _lower(loss: Goal, settings: TrideSettings, first: Goal | None = None) -> Objective:
+    """Climb −loss, for the whole batch until its loss is 0."""
+    done = (lambda e, positions: loss(e, positions) == 0) if settings.stop else None
+    return Objective(lambda e, positions: -loss(e, positions), done, first, coupled=True)
 
 
 def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
@@ -191,16 +194,13 @@ def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
         goal = move_candidates(before[:, 0], settings) if phase == "cap" else move_anchor(before, settings)
         units = images[triplets]
         inner = replace(settings, alpha=share * settings.alpha)
-        units[:, members] = step.perturb(embed, units[:, members], goal, inner)
+        units[:, members] = step.perturb(embed, units[:, members], goal, inner, embedded=before[:, members])
     after = step.embed(units.flatten(0, 1)).unflatten(0, (-1, 3))
     a, p, n = after.unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)
     if settings.top_rank_loss and (phase == "anp" or form.top_rank_in_cap):
         loss = loss + settings.gamma * top_rank_loss(*_distances(after), settings.beta)
-    everything = torch.arange(len(units), device=units.device)
     for name, e in (("before", before), ("after", after.detach())):
-        # All triplets of a batch are under way or none is: whether the attack has somewhere to go.
-        step.log(f"batch_active_{name}", (goal.value(e[:, members], everything) != 0).double())
         step.log(f"hardness_{name}", hardness(*e.unbind(1)).mean())
         step.log(f"collapseness_{name}", settings.collapseness(*_distances(e)))
 

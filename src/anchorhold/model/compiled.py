@@ -25,6 +25,8 @@ from .frozen import Embed
 __all__ = ["compiled", "quiet"]
 
 SIZES = (6, 12, 18, 24, 36, 48, 60, 72, 84, 96, 112, 132, 150, 168)  # of batches that are replayed; larger ones run
+_Run = Callable[[Tensor, dict[str, Tensor]], Tensor]
+_RUNS: dict[str, _Run] = {}
 _PROGRAMS: weakref.WeakKeyDictionary[nn.Module, "_Program"] = weakref.WeakKeyDictionary()
 
 
@@ -46,8 +48,10 @@ def _named(parts: tuple[Folded, dict[str, Tensor]]) -> dict[str, Tensor]:
     return {f"backbone.{name}": t for name, t in backbone.to(torch.bfloat16).items()} | rest
 
 
-class _Program:
-    def __init__(self, graph: fx.GraphModule) -> None:
+def _runner(graph: fx.GraphModule) -> _Run:
+    """The compiled function of one architecture: numbers are arguments, so all models of that kind share it."""
+    kind = f"{graph}\n{graph.code}"
+    if kind not in _RUNS:
         network = _rewritten(graph)
 
         def run(images: Tensor, numbers: dict[str, Tensor]) -> Tensor:
@@ -58,10 +62,16 @@ class _Program:
                 x = F.linear(x, numbers["weight"], numbers["bias"])
             return F.normalize(x.float(), dim=1)
 
+        _RUNS[kind] = torch.compile(run, fullgraph=True)
+    return _RUNS[kind]
+
+
+class _Program:
+    def __init__(self, graph: fx.GraphModule) -> None:
         self.numbers: dict[str, Tensor] = {}
         self.places: tuple[int, ...] = ()  # where the weights lie that `refill` folds
         self.refill: torch.cuda.CUDAGraph | None = None
-        self.run = torch.compile(run, fullgraph=True)
+        self.run = _runner(graph)
         self.graphs: dict[tuple[int, ...], _Graph] = {}
         self.turn = 0  # counts forward replays: the shared memory holds the latest
         self.pool = torch.cuda.graph_pool_handle()
@@ -88,7 +98,9 @@ class _Program:
 
     def __call__(self, images: Tensor) -> Tensor:
         with torch.autocast("cuda", enabled=False):
-            if len(images) > SIZES[-1] or not len(images):
+            if len(images) > SIZES[-1] and not images.requires_grad:  # without a gradient it would be another program
+                return torch.cat([self(part) for part in images.split(SIZES[-1])])
+            if len(images) > SIZES[-1]:
                 return self.direct(images)
             size = SIZES[bisect_left(SIZES, len(images))]
             shape = (size, *images.shape[1:])

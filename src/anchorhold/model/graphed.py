@@ -34,16 +34,13 @@ class Graphed:
     def __init__(self, model: nn.Module, precision: Callable[[], AbstractContextManager[object]]) -> None:
         self.model, self.precision = model, precision
         self._compiled = torch.compile(model)
-        self._seen: set[tuple[int, ...]] = set()
         self._calls: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
 
     def __call__(self, images: Tensor) -> Tensor:
         shape = tuple(images.shape)
         images = images.contiguous(memory_format=torch.channels_last)
         if shape not in self._calls:
-            # A size that comes once is not worth its capture.
-            if shape not in self._seen or len(self._calls) == SHAPES:
-                self._seen.add(shape)
+            if len(self._calls) == SHAPES:
                 with self.precision():
                     out: Tensor = self.model(images)
                 return out

@@ -79,7 +79,7 @@ class Entry:
             return False
         least = number(self.setting("train.collapse_separability")) or 0.0
         warm = number(self.setting("train.collapse_warmup")) or 0
-        return all(_flat(row, least) and row.get("epoch", 0) > warm for row in self.rows[-2:])
+        return all(_flat(row, least) and (number(row.get("epoch")) or 0) > warm for row in self.rows[-2:])
 
     @property
     def status(self) -> str:

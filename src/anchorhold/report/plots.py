@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AnchorholdError, RunError
 from ..record import atomic
 from ..settings import check, nearest
-from .collect import Entry
+from .collect import Entry, number
 from .compare import COLLAPSE, check_setting, column_of, judged, setting_order, value_of
 from .tables import Estimate, called, one_line, plain, shortened
 
@@ -47,7 +47,7 @@ def plot_epochs(entries: Sequence[Entry], what: str, out: str | Path) -> Path:
     panels = _panels(entries, what)
     figure, axes = _figure(len(panels))
     for axis, (column, label) in zip(axes, panels.items()):
-        curves = [[(r["epoch"], r[column]) for r in entry.rows if r.get(column) is not None] for entry in entries]
+        curves = [_curve(entry, column) for entry in entries]
         marked = max(map(len, curves)) <= 20  # more of them would hide the lines
         for place, (entry, points) in enumerate(zip(entries, curves)):
             if not points:
@@ -58,6 +58,11 @@ def plot_epochs(entries: Sequence[Entry], what: str, out: str | Path) -> Path:
         axis.set(xlabel="epoch", ylabel=label, xlim=(0, 1.03 * max(entry.epoch or 1 for entry in entries)))
     names = [(_look(place), entry.name) for place, entry in enumerate(entries)]
     return _save(figure, axes, names + _explained(entries), out)
+
+
+def _curve(entry: Entry, column: str) -> list[tuple[float, float]]:
+    points = ((number(row.get("epoch")), number(row.get(column))) for row in entry.rows)
+    return [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
 
 
 def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: str = "") -> Path:
@@ -80,20 +85,20 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
     asked = asked[:1] + [value for value in asked[1:] if any(value_of(e, value) is not None for e in entries)]
     figure, axes = _figure(len(asked))
     for axis, value in zip(axes, asked):
-        for number, group in enumerate(groups):
+        for place, group in enumerate(groups):
             own = [entry for entry in entries if not series or entry.setting(series) == group]
-            _draw_series(axis, own, key, value, places, number)
-        axis.set(xlabel=key, ylabel=f"{column_of(entries, value).head} (%)", ylim=(0, None))
+            _draw_series(axis, own, key, value, places, place)
+        axis.set(xlabel=key, ylabel=f"{column_of(entries, value).head} (%)", ylim=(0, max(1.08 * axis.dataLim.y1, 1)))
         if not numeric:
             axis.set_xticks(range(len(values)), _labels(values), rotation=20, ha="right")
             axis.margins(x=0.1)
     labels = [f"{series} = {label}" for label in _labels(groups)] if series else []
-    names = [(_look(number), label) for number, label in enumerate(labels)]
+    names = [(_look(place), label) for place, label in enumerate(labels)]
     return _save(figure, axes, names + _explained(entries), out)
 
 
-def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, places: dict[Any, Any], number: int) -> None:
-    look = _look(number)
+def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, places: dict[Any, Any], place: int) -> None:
+    look = _look(place)
     middles: list[tuple[float, float]] = []
     for setting, x in places.items():
         cells = [judged(entry, value) for entry in entries if entry.setting(key) == setting]
@@ -111,7 +116,7 @@ def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, place
         axis.vlines(x, *ends, color=look["color"], linewidth=1)
         middles.append((x, middle))
     if middles:
-        axis.plot(*zip(*middles), marker=_marker(number), **look)
+        axis.plot(*zip(*middles), marker=_marker(place), **look)
 
 
 # The look ---------------------------------------------------------------------------------------------------
@@ -124,12 +129,14 @@ def _checked(out: str | Path) -> Path:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise AnchorholdError("plots need matplotlib, which is not installed: pip install matplotlib") from None
+        raise AnchorholdError("plots need matplotlib, which is not installed: pip install 'anchorhold[plots]'") from None
     return out
 
 
 def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
-    logged = {name for entry in entries for row in entry.rows for name, value in row.items() if value is not None}
+    logged = {
+        name for entry in entries for row in entry.rows for name, value in row.items() if number(value) is not None
+    }
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
         check(
