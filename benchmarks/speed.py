@@ -22,13 +22,20 @@ import torch
 from torch import Tensor
 
 import anchorhold as ah
+from anchorhold.attacks import Scene, goal_named
+from anchorhold.data.batches import pair_batches
+from anchorhold.defences.hardness import lga, raise_hardness
+from anchorhold.geometry import unit
 from anchorhold.model.frozen import frozen
 from anchorhold.perturb.ascend import Budget, Objective, ascend
 from anchorhold.perturb.ball import Ball
 from anchorhold.random import Key
 from anchorhold.record import provenance
+from anchorhold.settings import settings_from
+from anchorhold.triplets import SAMPLERS, candidates, mine
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for tests.reference, the slow truth
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests import reference  # the slow truth
 
 Found = dict[str, Any]
 
@@ -44,6 +51,106 @@ def seconds(work: Callable[[], object], times: int = 5, before: int = 2) -> floa
         work()
     wait()
     return (time.perf_counter() - begun) / times
+
+
+# On a CPU ---------------------------------------------------------------------------------------------------
+
+
+def samplers(count: int = 1024, dim: int = 64) -> Found:
+    """Every sampler against plain loops: who may be drawn, for half of `count` embeddings as anchors."""
+    labels = torch.arange(count // 2).repeat_interleave(2) % (count // 8)
+    embeddings = unit(Key.of(0).normal(torch.arange(count), (dim,)) + 2 * Key.of(1).normal(labels, (dim,)))
+    rows, classes = embeddings.tolist(), labels.tolist()
+    found: Found = {}
+    for name in SAMPLERS:
+        begun = time.perf_counter()
+        slow = reference.candidate_sets(name, rows, classes)
+        plain = time.perf_counter() - begun
+        fast = candidates(name, embeddings, labels)
+        for sets, mask in zip(slow, fast):
+            assert all(set(row.nonzero().flatten().tolist()) == each for row, each in zip(mask, sets)), name
+        quick = seconds(lambda name=name: mine(name, embeddings, labels, Key.of(2)))  # drawing included
+        found[name] = {"loops_s": plain, "fast_s": quick, "ratio": plain / quick}
+    return found
+
+
+def objectives(samples: int = 32, gallery: int = 6000, dim: int = 64) -> Found:
+    """What CA and QA climb, against plain loops over the gallery."""
+    items = unit(Key.of(3).normal(torch.arange(gallery), (dim,)))
+    labels = torch.arange(gallery) % 100
+    scene = Scene.of(items, labels)
+    ids = torch.arange(samples)
+    moved = unit(items[ids] + 0.1 * Key.of(4).normal(ids, (dim,)))
+    rows, changed = items.tolist(), moved.tolist()
+    found: Found = {}
+    for name in ("CA+", "CA-", "QA+", "QA-"):
+        goal = goal_named(name, "published")
+        targets = goal.targets(scene, ids, Key.of(5))
+        objective = goal.objective(scene, ids, targets)
+        begun = time.perf_counter()
+        slow = []
+        for sample, target in zip(range(samples), targets[:, 0].tolist()):
+            # CA: the list is the query's, and the candidate moves; QA: the query moves, and its list with it.
+            asks = rows[target] if name.startswith("CA") else changed[sample]
+            aimed = changed[sample] if name.startswith("CA") else rows[target]
+            lists = [[reference.distance(asks, item) for item in rows]]
+            slow.append(-reference.hinge([reference.distance(asks, aimed)], lists, name.endswith("+")))
+        plain = time.perf_counter() - begun
+        fast = objective.value(moved[:, None], ids)
+        assert torch.allclose(fast, torch.tensor(slow, dtype=fast.dtype), atol=1e-9), name
+        quick = seconds(lambda value=objective.value: value(moved[:, None], ids))
+        found[name] = {"loops_s": plain, "fast_s": quick, "ratio": plain / quick}
+    return found
+
+
+def hardness_ascent(out: Path, epochs: int = 3) -> Found:
+    """HM[S, LGA]'s ascent on digits after some epochs, units leaving, against the loop that keeps all of them."""
+    data = ah.dataset("digits")
+    run = ah.fit(None, data, "hm-lga", out, overrides={"train": {"epochs": epochs, "evaluate_every": epochs}})
+    model, loss = ah.load(run.path).double(), run.metrics()[-1]["loss"]
+    settings = settings_from("hm-lga", {"data": {"name": "digits"}}).defence
+    assert data.train.images is not None
+    plain = quick = steps = kept = 0.0
+    for batch in pair_batches(data.train.labels, 64, Key.of(6)):
+        images = data.train.images[batch].permute(0, 3, 1, 2).double() / 255
+        with frozen(model) as embed:
+            with torch.no_grad():
+                clean = embed(images)
+            chosen = mine("softhard", clean, data.train.labels[batch], Key.of(7))
+            rows = torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)
+            goal = raise_hardness(lga(torch.tensor(loss, dtype=torch.float64), settings.margin).expand(len(rows)))
+            ball, budget = Ball(settings.eps), Budget(settings.steps, settings.alpha)
+            begun = time.perf_counter()
+            slow = _every_unit(embed, images[rows], goal, ball, budget)
+            middle = time.perf_counter()
+            fast = ascend(embed, images[rows], goal, ball, budget, embedded=clean[rows])
+            quick, plain = quick + time.perf_counter() - middle, plain + middle - begun
+            assert (slow - fast.images).abs().max() * 255 <= 1e-6
+            steps, kept = steps + fast.image_steps, kept + budget.steps * rows.numel()
+    return {"loops_s": plain, "fast_s": quick, "ratio": plain / quick, "image_steps_share": steps / kept}
+
+
+def _every_unit(
+    embed: Callable[[Tensor], Tensor], units: Tensor, goal: Objective, ball: Ball, budget: Budget
+) -> Tensor:
+    """The ascent written down plainly: all units in every step, signed steps, projection."""
+    x, positions = units.clone(), torch.arange(len(units))
+    for _ in range(budget.steps):
+        x.requires_grad_(True)
+        value = goal.value(embed(x.flatten(0, 1)).unflatten(0, units.shape[:2]), positions)
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        x = (x.detach() + budget.alpha * gradient.sign()).clamp(units - ball.eps, units + ball.eps).clamp(0, 1)
+    return x.detach()
+
+
+def cpu(args: argparse.Namespace) -> Found:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = {"samplers": samplers(), "objectives": objectives(), "ascent": hardness_ascent(Path(scratch) / "hm")}
+    whole = {**provenance(torch.device("cpu")), "speed": found}
+    Path(args.out).write_text(json.dumps(whole, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    return found
 
 
 # On a GPU ---------------------------------------------------------------------------------------------------
@@ -165,7 +272,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="some of the parts, separated by commas")
     parser.add_argument("--out", default="speed.json")
     args = parser.parse_args()
-    gpu(args)
+    {"cpu": cpu, "gpu": gpu}[args.where](args)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,18 @@ def test_values_and_their_combinations() -> None:
     assert [(p.settings.defence.steps, p.settings.train.seed) for p in found] == [(4, 0), (4, 1), (8, 0), (8, 1)]
 
 
+def test_methods_are_varied_like_settings(digits: Dataset, tmp_path: Path) -> None:
+    vary = parse_vary(["recipe=natural,act", "train.seed=0,1"])
+    found = points("hm-lga", vary, {"data": {"name": "digits"}})
+    kinds = [(to_dict(point.settings)["defence"]["name"], point.settings.train.seed) for point in found]
+    assert kinds == [("natural", 0), ("natural", 1), ("act", 0), ("act", 1)]
+    heard = Heard()
+    quick = {name: values for name, values in QUICK.items() if name != "defence"}
+    swept = sweep(digits, "", {"recipe": ["natural"]}, tmp_path, overrides=quick, report=heard)  # type: ignore[arg-type]
+    assert [file.name for file in swept.files] == ["compare.md", "compare.csv"]  # a method is no axis
+    assert not any("no figure" in line for line in heard.lines)
+
+
 def test_folders_have_names_that_any_file_system_takes(tmp_path: Path) -> None:
     files = [tmp_path / name for name in ("eps 4.pt", "run/model.safetensors", "other/eps 4.pt")]
     for file in files:

@@ -2,6 +2,7 @@
 
     anchorhold sweep cub --root CUB_200_2011 --recipe catride --vary defence.attention=0,5,10,20 --out runs/attention
     anchorhold sweep cub --root CUB_200_2011 --vary model.weights=eps0.pt,eps1.pt,eps4.pt --out runs/initialisation
+    anchorhold sweep digits --vary recipe=natural,act,hm-lga --out runs/defences
 
 A sweep that was stopped goes on when it is called again: what is complete is left alone. A model that collapses is
 a result like any other, and the sweep goes on after it.
@@ -33,6 +34,7 @@ from .training import fit, resume
 
 __all__ = ["Point", "Swept", "parse_vary", "points", "sweep"]
 
+RECIPE = "recipe"  # varied like a setting: which method
 SEED = "train.seed"  # runs that differ in it alone are averaged
 
 
@@ -63,7 +65,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         key, equals, values = text.partition("=")
         words = [value.strip() for value in values.split(",")]
-        sound = bool(equals) and "." in key and all(words)
+        sound = bool(equals) and ("." in key or key.strip() == RECIPE) and all(words)
         check(sound, f"--vary wants section.key=value,value, such as defence.steps=4,8; got {text!r}")
         check(key.strip() not in varied, f"--vary {key.strip()} is given twice; put all its values into one")
         varied[key.strip()] = words
@@ -73,11 +75,12 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def points(recipe: str, vary: Mapping[str, Sequence[str]], overrides: Mapping[str, Any]) -> list[Point]:
-    """Every combination of the values, each checked before the first is trained."""
+    """Every combination of the values, each checked before the first is trained; `recipe` may be varied too."""
     found: list[Point] = []
     for values in itertools.product(*vary.values()):
         tree = copy.deepcopy(dict(overrides))
-        for key, value in zip(vary, values):
+        chosen = dict(zip(vary, values))
+        for key, value in ((k, v) for k, v in chosen.items() if k != RECIPE):
             *sections, name = key.split(".")
             branch = tree
             for section in sections:
@@ -85,7 +88,7 @@ def points(recipe: str, vary: Mapping[str, Sequence[str]], overrides: Mapping[st
                 check(isinstance(branch, dict), f"{section} is a section: leave out the --set that gives it a value")
             check(name not in branch, f"{key} is both set and varied; leave out the --set")
             branch[name] = "" if (key, value) == ("model.weights", "none") else value
-        settings = settings_from(recipe, tree)
+        settings = settings_from(chosen.get(RECIPE, recipe), tree)
         same = next((each.folder for each in found if each.settings == settings), None)
         check(same is None, f"two values of {', '.join(vary)} mean the same, as in {same}; leave one out")
         found.append(Point(",".join(f"{key}={_slug(value)}" for key, value in zip(vary, values)), settings))
@@ -175,15 +178,17 @@ def _audit(path: Path, data: Dataset, options: Mapping[str, Any], device: str, r
 def _written(out: Path, planned: Sequence[Point], keys: Sequence[str], report: Report) -> Swept:
     found = collect([out / point.folder for point in planned])
     tables = [runs_table(found.entries)]
-    first, *others = [key for key in keys if key != SEED] or [SEED]
-    if others:
-        tables.append(matrix(found.entries, first, others[0]))
+    axes = [key for key in keys if key not in (SEED, RECIPE)]
+    if len(axes) > 1:
+        tables.append(matrix(found.entries, axes[0], axes[1]))
     files = [out / "compare.md", out / "compare.csv"]
     for file, text in zip(files, ("\n\n".join(render(t, "markdown") for t in tables), render(tables[0], "csv"))):
         with atomic(file) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
-    try:
-        files.append(plot_against(found.entries, first, out / "sweep.png", series=others[0] if others else ""))
-    except AnchorholdError as error:  # without matplotlib there is still the table
-        report.say(f"no figure: {error}")
+    if axes or RECIPE not in keys:  # methods alone are no axis
+        try:
+            series = axes[1] if len(axes) > 1 else ""
+            files.append(plot_against(found.entries, (axes or [SEED])[0], out / "sweep.png", series=series))
+        except AnchorholdError as error:  # without matplotlib there is still the table
+            report.say(f"no figure: {error}")
     return Swept(tuple(tables), tuple(files), found.problems)
