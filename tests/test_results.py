@@ -74,3 +74,24 @@ def test_no_result_names_a_path_of_a_machine() -> None:
     for path in (ROOT / "results").rglob("*.json"):
         for value in re.findall(r'"(/[^"]*)"', path.read_text()):
             pytest.fail(f"{path}: {value}")
+
+
+def test_the_page_on_speed_repeats_the_benchmark() -> None:
+    page = (ROOT / "docs" / "speed.md").read_text()
+    found = json.loads((ROOT / "results" / "speed" / "cpu.json").read_text())
+    speed = found["speed"]
+    assert found["commit"] and "dirty" not in found["commit"]
+    parts = [*speed["samplers"].items(), *speed["objectives"].items(), ("HM[S, LGA]'s ascent", speed["ascent"])]
+    for name, row in parts:
+        cells = f"| {row['loops_s']:.3g} | {row['fast_s']:.3g} | {row['ratio']:.1f} |"
+        assert re.search(rf"\| [^|]*{re.escape(name)}[^|]* {re.escape(cells)}", page), name
+    assert min(row["ratio"] for _, row in parts[:-1]) >= 20 and speed["ascent"]["ratio"] >= 1.5
+    for name, seconds in (("hm-lga", "105"), ("hm-lga-75", "113"), ("natural", "157")):
+        assert (
+            f"{json.loads((ROOT / 'results' / 'cub' / name / 'audit.json').read_text())['seconds']:.0f}"
+            == seconds
+            in page
+        )
+    for name, steps in (("hm-lga", 4200), ("hm-lga-75", 7875)):
+        run = json.loads((ROOT / "results" / "cub" / name / "run.json").read_text())
+        assert f"{1000 * run['seconds'] / steps:.0f} ms" in page
