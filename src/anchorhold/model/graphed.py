@@ -11,7 +11,7 @@ from .compiled import quiet
 
 __all__ = ["Graphed"]
 
-SHAPES = 2  # how many batch sizes are captured: the usual one, and the short one at the end of an epoch
+PATIENCE = 3  # a batch size that comes so often in a row is the usual one, and worth its capture
 
 
 class _Call(nn.Module):
@@ -33,20 +33,25 @@ class Graphed:
 
     def __init__(self, model: nn.Module, precision: Callable[[], AbstractContextManager[object]]) -> None:
         self.model, self.precision = model, precision
-        self._compiled = torch.compile(model)
-        self._calls: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
+        self._shape: tuple[int, ...] = ()
+        self._times = 0  # in a row
+        self._call: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, images: Tensor) -> Tensor:
-        shape = tuple(images.shape)
         images = images.contiguous(memory_format=torch.channels_last)
-        if shape not in self._calls:
-            if len(self._calls) == SHAPES:
-                with self.precision():
-                    out: Tensor = self.model(images)
-                return out
-            with quiet(), self.precision(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-                sample = images.clone(memory_format=torch.channels_last)
-                torch._dynamo.mark_dynamic(sample, 0)  # so that the short batch is no other program
-                call = torch.cuda.make_graphed_callables(_Call(self._compiled), (sample,))
-            self._calls[shape] = cast(Callable[[Tensor], Tensor], call)
-        return self._calls[shape](images)
+        if self._call is None:
+            self._times = self._times + 1 if images.shape == self._shape else 1
+            self._shape = tuple(images.shape)
+            if self._times == PATIENCE:
+                self._call = self._captured(images)
+        if self._call is not None and images.shape == self._shape:
+            return self._call(images)
+        with self.precision():  # as the short batch at the end of an epoch
+            out: Tensor = self.model(images)
+        return out
+
+    def _captured(self, images: Tensor) -> Callable[[Tensor], Tensor]:
+        with quiet(), self.precision(), torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            call = _Call(torch.compile(self.model, dynamic=False))
+            sample = images.clone(memory_format=torch.channels_last)
+            return cast(Callable[[Tensor], Tensor], torch.cuda.make_graphed_callables(call, (sample,)))
