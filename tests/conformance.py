@@ -288,7 +288,7 @@ def _summary(
             gallery_labels=scene.gallery_labels,
             exclude=own_ids(scene, ids, by_position=True),
         ).relevant
-        recalls = {f"r@{k}": 100 * metrics.recall_at(relevant, k).double().mean() for k in (10, 100)}
+        recalls = {f"r@{k}": 100 * relevant[:, :k].any(1).double().mean() for k in (10, 100)}
         return summary | recalls | {"r@1": 100 * means["ES:R"], "ES:D": means["ES:D"]}
     names = {"TMA": "Cosine-SIM", "LTM": "r@1", "GTM": "r@1", "GTT": "retain@4", "GTT@1": "ID-Retain@1"}
     return summary | {names.get(measure, f"{measure}:prank"): mean for measure, mean in means.items()}

@@ -666,7 +666,7 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"eps": 8}, "8/255 is .031"),
         ({"eps": -0.1}, "must not be negative"),
         ({"steps": -1}, "must not be negative"),
-        ({"method": "cw"}, "there are: pgd, fgsm"),
+        ({"method": "bim"}, "there are: pgd, fgsm, cw"),
         ({"batch": 0}, "at least 1"),
         ({"limit": -1}, "must not be negative"),
         ({"precision": "bf16"}, "needs a GPU"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anchorhold.console import Silent
-from anchorhold.demo import EPSILONS, run_demo, table
+from anchorhold.demo import EPSILONS, run_demo, table, write_pages
 from anchorhold.monitors import recall_under_attack
 from anchorhold.perturb.ascend import Budget
 from anchorhold.perturb.ball import Ball
@@ -36,6 +36,10 @@ def test_the_demo_trains_attacks_and_tells(tmp_path: Path, monkeypatch: pytest.M
     assert json.loads((tmp_path / "demo.json").read_text()) == result
     printed = table(result)
     assert "ε = 0.06" in printed and "natural" in printed and "40 steps, 2 restarts" in printed
+    pages = write_pages(tmp_path, result, Silent(), limit=4)
+    assert pages == [tmp_path / name / "audit" / "page.html" for name in ("natural", "robust")]
+    clean = f"robust: {result['robust']['clean']:.1f} at ε = 0/255"  # the curves of both are on either page
+    assert all(clean in page.read_text() and "<article" in page.read_text() for page in pages)
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.stem)

@@ -40,3 +40,10 @@ def test_memory_grows_with_the_chunk_and_not_with_the_square(work: str) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(work=work)], capture_output=True, text=True, check=True)
     whole = 8_000**2 * 4 / 2**20  # 244 MiB
     assert float(done.stdout) < whole / 2, done.stdout
+
+
+def test_a_large_gallery_is_searched_by_fewer_queries_at_a_time() -> None:
+    work = "retrieve(torch.rand(1024, 8), torch.rand(25 * count, 8), 5)"
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(work=work)], capture_output=True, text=True, check=True)
+    whole = 1024 * 25 * 8_000 * 4 / 2**20  # 781 MiB
+    assert float(done.stdout) < whole / 2, done.stdout

@@ -58,23 +58,24 @@ def test_per_query_scores_match_loops() -> None:
     relevant[0], relevant[0, 24], relevant[1] = False, True, True
     total = relevant.sum(1).tolist()
     rows = relevant.tolist()
-    for k in (1, 2, 4, 25, 30):
-        assert metrics.recall_at(relevant, k).tolist() == [reference.recall(row, k) for row in rows]
-    assert metrics.average_precision(relevant).tolist() == pytest.approx(
+    hits = relevant.sum(1)
+    found = (*relevant.nonzero(as_tuple=True), hits)
+    assert (metrics.precision_sum(*found, 25) / hits).tolist() == pytest.approx(
         [reference.average_precision(row) for row in rows]
     )
-    assert metrics.average_precision(relevant, at_r=True).tolist() == pytest.approx(
+    assert (metrics.precision_sum(*found, hits) / hits).tolist() == pytest.approx(
         [reference.average_precision_at_r(row, r) for row, r in zip(rows, total)]
     )
-    assert (metrics.precision_sum(relevant, 10) / 10).tolist() == pytest.approx(
+    assert (metrics.precision_sum(*found, 10) / 10).tolist() == pytest.approx(
         [reference.average_precision_at_10(row) for row in rows]
     )
 
 
-def test_nothing_relevant_has_no_average_precision() -> None:
-    nothing = torch.zeros(2, 5, dtype=torch.bool)
-    assert metrics.average_precision(nothing).isnan().all()
-    assert (metrics.precision_sum(nothing, 5) == 0).all()
+def test_nothing_relevant_has_no_average_precision_and_no_recall() -> None:
+    line = torch.tensor([[0.0], [1.0]])
+    columns = metrics.score_queries(line, torch.tensor([7, 8]), gallery=line, gallery_labels=torch.tensor([0, 1]))
+    assert columns["map"].isnan().all() and columns["map_r"].isnan().all()
+    assert all((columns[name] == 0).all() for name in ("r1", "r2", "r4", "map_10"))
 
 
 # Whole evaluations
@@ -98,6 +99,24 @@ def test_evaluate_matches_loops(chunk: int) -> None:
     scores = metrics.evaluate(embeddings, labels, chunk=chunk)
     assert scores.map == pytest.approx(float(columns["map"].mean()))
     assert (scores.queries, scores.unmatched, scores.nmi) == (90, 0, None)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_items_that_are_equally_far_stand_in_the_order_of_their_ids(own: bool) -> None:
+    ids = torch.arange(60)
+    grid = Key.of(1)("grid").integers(ids, 3).float().unsqueeze(1)  # three places, so nearly everything ties
+    labels = Key.of(2)("labels").integers(ids, 4)
+    self_ids = ids if own else torch.full((60,), -1)
+    columns = metrics.score_queries(grid, labels, gallery=grid, gallery_labels=labels, self_ids=self_ids, chunk=7)
+    for q in range(60):
+        far = [abs(float(grid[q] - x)) for x in grid]
+        order = sorted((i for i in range(60) if not own or i != q), key=lambda i: (far[i], i))
+        relevant = [bool(labels[i] == labels[q]) for i in order]
+        assert float(columns["r1"][q]) == reference.recall(relevant, 1)
+        assert float(columns["r2"][q]) == reference.recall(relevant, 2)
+        assert float(columns["map"][q]) == pytest.approx(reference.average_precision(relevant))
+        slow = reference.average_precision_at_r(relevant, sum(relevant))
+        assert float(columns["map_r"][q]) == pytest.approx(slow)
 
 
 def test_self_as_gallery_is_the_default() -> None:

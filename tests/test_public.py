@@ -21,10 +21,13 @@ PUBLIC = [
     "ascend",
     "audit",
     "dataset",
+    "embed",
     "ers",
+    "export",
     "fit",
     "load",
     "resume",
+    "search",
     "wrap",
 ]
 

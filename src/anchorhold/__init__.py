@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .auditing import audit
     from .data.datasets import Dataset, Split, dataset
     from .errors import AnchorholdError
+    from .index import embed, export, search
     from .model.embedder import Embedder
     from .model.embedder import load_embedder as load
     from .model.victim import wrap
@@ -33,10 +34,13 @@ _PLACES = {
     "ascend": ("perturb.ascend", "ascend"),
     "audit": ("auditing", "audit"),
     "dataset": ("data.datasets", "dataset"),
+    "embed": ("index", "embed"),
     "ers": ("scores", "ers"),
+    "export": ("index", "export"),
     "fit": ("training", "fit"),
     "load": ("model.embedder", "load_embedder"),
     "resume": ("training", "resume"),
+    "search": ("index", "search"),
     "wrap": ("model.victim", "wrap"),
 }
 
@@ -54,10 +58,13 @@ __all__ = [
     "ascend",
     "audit",
     "dataset",
+    "embed",
     "ers",
+    "export",
     "fit",
     "load",
     "resume",
+    "search",
     "wrap",
 ]
 

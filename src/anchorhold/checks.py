@@ -40,6 +40,7 @@ REPEAT = 1e-4  # distance between two embeddings of one image; fp32 kernels that
 SEPARABLE = 0.02  # separability below which training calls a model collapsed (`collapse_separability`)
 NOTHING = 1e-3  # mean distance below which fp32 rounding decides who is nearer
 HALF_WIDTH = 5.0  # points; 1,000 queries stay below 3.2 whatever the model, 64 reach 12
+OVERSTATED = 5.0  # points; defences in print differ by a few
 TOP_PERCENT = 200  # gallery whose first percent holds two candidates
 
 
@@ -69,6 +70,7 @@ class Probe:
     key: Key
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # of scores in percent
     measured: Mapping[str, float] = field(default_factory=dict)  # scores of the audit, to be named in messages
+    strong: Mapping[str, float] = field(default_factory=dict)  # of a strong audit: `auditing.strong`'s doubts
 
     @cached_property
     def clean(self) -> Tensor:
@@ -268,6 +270,35 @@ def not_8_bit(probe: Probe) -> Flag | None:
     return None
 
 
+def black_box_beats_white_box(probe: Probe) -> Flag | None:
+    """Samples that withstood all gradients and not Square, which has none."""
+    share = probe.strong.get("black", 0.0) / 100
+    if share > FEW:
+        said = f"{share:.0%} of the samples withstood all attacks by gradients and fell to Square: gradients are masked"
+        return Flag("black-box-beats-white-box", said, share, FEW)
+    return None
+
+
+def transfer_beats_white_box(probe: Probe) -> Flag | None:
+    """Samples that withstood the model's own gradients and not another model's."""
+    share = probe.strong.get("transfer", 0.0) / 100
+    if share > FEW:
+        said = f"{share:.0%} of the samples withstood the model's gradients and fell to another model's: they mislead"
+        return Flag("transfer-beats-white-box", said, share, FEW)
+    return None
+
+
+def strong_below_standard(probe: Probe) -> Flag | None:
+    """A strong audit that leaves far less than the standard one."""
+    standard, strong = probe.strong.get("standard", 0.0), probe.strong.get("strong", 0.0)
+    apart = abs(standard - strong)
+    if apart > OVERSTATED:
+        what = "ERS" if probe.strong.get("score") else "a column"
+        said = f"{what} is {strong:.1f} under strong attacks and {standard:.1f} under standard ones"
+        return Flag("strong-below-standard", f"{said}: print would overstate by {apart:.1f} points", apart, OVERSTATED)
+    return None
+
+
 FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
     "image-range": image_range,
     "not-deterministic": not_deterministic,
@@ -281,9 +312,13 @@ FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
     "few-samples": few_samples,
     "small-gallery": small_gallery,
     "not-8-bit": not_8_bit,
+    "black-box-beats-white-box": black_box_beats_white_box,
+    "transfer-beats-white-box": transfer_beats_white_box,
+    "strong-below-standard": strong_below_standard,
 }
 _BEFORE = ("image-range", "nan-embeddings")  # where one of these is raised, nothing that is attacked means anything
-_ALWAYS = (*_BEFORE, "not-deterministic", "collapse", "few-samples", "small-gallery")  # these attack nothing
+_STRONG = ("black-box-beats-white-box", "transfer-beats-white-box", "strong-below-standard")
+_ALWAYS = (*_BEFORE, "not-deterministic", "collapse", "few-samples", "small-gallery", *_STRONG)  # these attack nothing
 
 
 def examine(
@@ -297,12 +332,14 @@ def examine(
     *,
     intervals: Mapping[str, Interval] | None = None,
     measured: Mapping[str, float] | None = None,
+    strong: Mapping[str, float] | None = None,
     samples: int = SAMPLES,
 ) -> list[Flag]:
     """The flags that `images` (N, …), the queries `ids` (N,) of the scene, raise, in the order of docs/flags.md.
 
     At most `samples` of them are probed, drawn by `key`. `intervals` are those of the scores in percent.
-    `measured` are scores to be named: a message about collapse repeats "ERS". Where images or embeddings are
+    `measured` are scores to be named: a message about collapse repeats "ERS". `strong` is what a strong audit found out
+    about its own attacks. Where images or embeddings are
     unusable, or the attack may not move at all (ε or steps 0), flags that attack are left out.
     """
     if not len(images) or len(images) != len(ids):
@@ -321,6 +358,7 @@ def examine(
         key("checks"),
         intervals or {},
         measured or {},
+        strong or {},
     )
     unusable = any(FLAGS[name](probe) for name in _BEFORE)
     attackable = not unusable and min(ball.eps, budget.steps, budget.alpha) > 0

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from .record import Run, atomic, provenance
 from .settings import settings_from
 from .training import fit
 
-__all__ = ["EPSILONS", "run_demo", "table"]
+__all__ = ["EPSILONS", "run_demo", "table", "write_pages"]
 
 EPSILONS = (0.03, 0.06, 0.1, 0.5)  # the last is so large that an attack which works leaves nothing
 STEPS, RESTARTS = 40, 2
@@ -82,6 +83,30 @@ def _demo(out: Path, seed: int, report: Report, overrides: Mapping[str, Any], qu
     with atomic(out / "demo.json") as temporary:
         temporary.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return result
+
+
+def write_pages(out: Path, result: Mapping[str, Any], report: Report, limit: int = 60) -> list[Path]:
+    """Audit both models on `limit` queries at ε = 0.06 and write a page for each, with the curves of both."""
+    from .auditing import audit
+
+    attack = result["attack"]
+    curve = {
+        "about": f"R@1 under an untargeted attack, Linf, {attack['steps']} steps, {attack['restarts']} restarts, "
+        f"{result['queries']} queries.",
+        "eps": [0.0, *result["epsilons"]],
+        "lines": {name: [result[name]["clean"], *result[name]["attacked"]] for name in RECIPES},
+    }
+    pages, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name in RECIPES:
+            report.say(f"auditing the {name} model on {limit} queries")
+            budget: dict[str, Any] = {"eps": 0.06, "alpha": 0.015, "steps": 10, "seed": result["seed"]}
+            found = audit(load_embedder(out / name), dataset("digits"), limit=limit, device="cpu", **budget)
+            pages.append(replace(found, curve=curve).save(out / name / "audit") / "page.html")
+    finally:
+        torch.set_num_threads(threads)
+    return pages
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ __all__ = [
 
 Distance = Callable[[Tensor, Tensor], Tensor]  # (..., D), (..., D) -> (...)
 
+_MOST = 2**25  # distances that exist at a time, at most: 128 MiB
 _EPS = 1e-6  # torch's own constant in F.pairwise_distance, hence part of every printed number
 
 
@@ -92,11 +93,12 @@ def cosine(x: Tensor, y: Tensor) -> Tensor:
         return 1 - similarity
 
 
-def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
+def distance_matrix(x: Tensor, y: Tensor, *, lengths: Tensor | None = None) -> Tensor:
     """All Euclidean distances, (Q, D) and (G, D) to (Q, G): sqrt(max(0, |x|² + |y|² - 2xy)).
 
     Where a distance is zero its gradient is zero. When both arguments are the same tensor the diagonal is
     exactly zero; rows that are merely equal may differ by rounding, about 1e-3 at fp32 and D = 512.
+    `lengths` (G,) are |y|² where they are known already.
 
     >>> distance_matrix(torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     tensor([[5., 0.]])
@@ -104,7 +106,8 @@ def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
     itself = x is y
     with _no_autocast(x), _no_tf32(x):
         x, y = _wide(x), _wide(y)
-        squared = torch.addmm(y.square().sum(-1), x, y.mT, alpha=-2).add_(x.square().sum(-1, keepdim=True))
+        lengths = y.square().sum(-1) if lengths is None else lengths
+        squared = torch.addmm(lengths, x, y.mT, alpha=-2).add_(x.square().sum(-1, keepdim=True))
         if itself:
             squared = squared.masked_fill(torch.eye(len(x), dtype=torch.bool, device=x.device), 0)
         if not squared.requires_grad:
@@ -118,8 +121,9 @@ def distance_matrix(x: Tensor, y: Tensor) -> Tensor:
 def distance_rows(
     query: Tensor, gallery: Tensor, *, exclude: Tensor | None = None, chunk: int = 1024
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Walk through the Q × G distances, `chunk` queries at a time: (which queries, their distances).
+    """Walk through the Q × G distances, at most `chunk` queries at a time: (which queries, their distances).
 
+    Before a large gallery fewer queries go at a time, so that memory does not grow with it.
     `exclude` (Q,) is the gallery id of each query's own image, or -1; its distance is put at infinity.
     """
     if query.ndim != 2 or gallery.ndim != 2 or query.shape[1] != gallery.shape[1]:
@@ -129,9 +133,13 @@ def distance_rows(
         )
     if exclude is not None:
         exclude = _ids(exclude, "exclude", len(query), len(gallery), lowest=-1, device=gallery.device)
+    chunk = max(1, min(chunk, _MOST // max(len(gallery), 1)))
+    gallery = _wide(gallery)
+    # Once and in parts: a square of the whole gallery is another gallery.
+    lengths = torch.cat([part.square().sum(-1) for part in gallery.split(2**14)]) if len(gallery) else None
     for start in range(0, len(query), chunk):
         rows = slice(start, min(start + chunk, len(query)))
-        distances = distance_matrix(query[rows], gallery)
+        distances = distance_matrix(query[rows], gallery, lengths=lengths)
         if exclude is not None:
             _hide(distances, exclude[rows])
         yield rows, distances
@@ -140,7 +148,8 @@ def distance_rows(
 def _check_finite(query: Tensor, gallery: Tensor) -> None:
     """NaN is neither near nor far, so nothing that holds it has an order."""
     for name, side in (("query", query), ("gallery", gallery)):
-        if not side.isfinite().all():
+        # By the ends alone: a mask of a large gallery, and what torch makes on the way to it, are larger than itself.
+        if side.numel() and not all(end.isfinite() for end in side.aminmax()):
             raise DataError(f"embeddings are not finite: {name} has NaN or infinity; look at the model they come from")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,8 @@ from .attacks.recall import Gallery, attack_recall
 from .console import Report
 from .data.batches import pair_batches
 from .data.datasets import Split
-from .data.store import Store, centre_crop, crop_flip, decode, resident
+from .data.store import Store, centre_crop, crop_flip, decode, readable, resident
+from .data.stream import StreamStore, memory_left
 from .geometry import distance_matrix, euclidean
 from .metrics import evaluate
 from .model.frozen import embed_all, frozen
@@ -49,19 +51,43 @@ class Images:
 
 
 def load_images(split: Split, settings: DataSettings, device: torch.device, report: Report) -> Images:
-    """Decode a split once and keep it in the device's memory (the host's where it does not fit)."""
-    with report.task(f"decoding {split.name}", len(split)) as advance:
-        decoded = decode(
-            split,
-            settings.resize or None,
-            on_bad_image=settings.on_bad_image,
-            progress=lambda done, total: advance(done, ""),
-        )
-    if decoded.skipped:
-        report.say(f"skipped {len(decoded.skipped)} unreadable images of {split.name}; first: {decoded.skipped[0]}")
-    labels = decoded.split.labels.to(device)
-    store = resident(decoded.images, device)
-    return Images(decoded.split, store, labels, settings.crop or None, settings.flip, settings.crop_least)
+    """A split in the device's memory, in the host's where it does not fit, or read again at every need.
+
+    Files are decoded once beforehand in any case, so that a bad one is met now and not hours later.
+    """
+    size, streams = settings.resize or None, _streams(split, settings)
+    with report.task(f"{'checking' if streams else 'decoding'} {split.name}", len(split)) as advance:
+        how: dict[str, Any] = {
+            "workers": settings.workers or None,
+            "on_bad_image": settings.on_bad_image,
+            "progress": lambda done, total: advance(done, ""),
+        }
+        store: Store
+        if streams:
+            kept, skipped = readable(split, size, **how)
+            store = StreamStore(kept.paths or (), settings.resize, device, settings.workers)
+            place = f"streamed by {store.workers} processes"
+        else:
+            decoded = decode(split, size, **how)
+            kept, skipped, store = decoded.split, decoded.skipped, resident(decoded.images, device)
+            place = f"held in {'GPU' if store.images.is_cuda else 'host'} memory"
+    if skipped:
+        report.say(f"skipped {len(skipped)} unreadable images of {split.name}; first: {skipped[0]}")
+    if split.paths is not None:
+        report.say(f"{split.name}: {len(kept):,} images, {_bytes(kept, settings) / 1e9:.1f} GB, {place}")
+    labels = kept.labels.to(device)
+    return Images(kept, store, labels, settings.crop or None, settings.flip, settings.crop_least)
+
+
+def _bytes(split: Split, settings: DataSettings) -> int:
+    return len(split) * settings.resize**2 * 3
+
+
+def _streams(split: Split, settings: DataSettings) -> bool:
+    """Whether the images are read again at every need: on request, or where they would fill half of what is left."""
+    if split.paths is None or settings.store == "resident":
+        return False
+    return settings.store == "stream" or _bytes(split, settings) > memory_left() // 2
 
 
 def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, float]:
@@ -95,10 +121,18 @@ def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, f
 
 
 def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:
-    """R@1, R@2 and mAP@R of a split against itself in percent, and its embeddings."""
+    """R@1, R@2 and mAP@R of a split in percent, its queries against its gallery, and the gallery's embeddings."""
     with frozen(model) as embed:
         gallery = Gallery(embed_all(embed, images.plain()), images.labels)
-    metrics = evaluate(gallery.embeddings, gallery.labels)
+    asks = images.split.queries
+    if asks is None:
+        metrics = evaluate(gallery.embeddings, gallery.labels)
+    else:
+        asks = asks.to(images.labels.device)
+        queries, gallery = (Gallery(gallery.embeddings[side], gallery.labels[side]) for side in (asks, ~asks))
+        metrics = evaluate(
+            queries.embeddings, queries.labels, gallery=gallery.embeddings, gallery_labels=gallery.labels
+        )
     return {"r1": 100 * metrics.r1, "r2": 100 * metrics.r2, "map_r": 100 * metrics.map_r}, gallery
 
 
@@ -113,11 +147,15 @@ def recall_under_attack(
     precision: AbstractContextManager[object] | None = None,
 ) -> float:
     """R@1 in percent when each query is perturbed; a keyed sample of `queries` of them, 0 for all."""
-    total = len(images.labels)
-    own = key("queries").permutation(total)[: queries or total].sort().values
+    asks = images.split.queries
+    able = torch.arange(len(images.labels)) if asks is None else asks.nonzero().squeeze(1)
+    chosen = able[key("queries").permutation(len(able))[: queries or len(able)]].sort().values
     kept = 0
     with frozen(model) as embed, precision or nullcontext():
-        for ids, views in zip(own.split(256), images.plain(own)):
+        for ids, views in zip(chosen.split(256), images.plain(chosen)):
             here = ids.to(views.device)
-            kept += int(attack_recall(embed, views, images.labels[here], here, gallery, ball, budget, key).sum())
-    return 100 * kept / len(own)
+            own = here if asks is None else torch.full_like(here, -1)  # a query of its own is not in the gallery
+            kept += int(
+                attack_recall(embed, views, images.labels[here], own, gallery, ball, budget, key, ids=here).sum()
+            )
+    return 100 * kept / len(chosen)

@@ -44,16 +44,18 @@ T = TypeVar("T")
 class DataSettings:
     """Which images, and how they become squares."""
 
-    name: str = "folder"  # cub, folder, digits, gaussians
+    name: str = "folder"  # cub, cars, sop, inshop, folder, csv, digits, gaussians
     root: str = ""  # where the set lies; digits and gaussians need none
     resize: int = 256  # every image is resized to exactly this square; 0 leaves it as it is
     crop: int = 224  # random crop in training, centre crop in test; 0 takes the whole square
     crop_least: float = 0.0  # above 0, training crops cover a random share of the square, at least this, and are scaled
     flip: bool = True  # horizontal flips in training
     on_bad_image: Literal["fail", "skip"] = "fail"
+    store: Literal["auto", "resident", "stream"] = "auto"  # auto: in memory, unless that takes half of what is left
+    workers: int = 0  # threads that decode, processes that stream; 0 is one for each core
 
     def __post_init__(self) -> None:
-        _check_least("data", self, resize=0, crop=0, crop_least=0)
+        _check_least("data", self, resize=0, crop=0, crop_least=0, workers=0)
         check(self.crop_least <= 1, f"data.crop_least is a share of the area, between 0 and 1, got {self.crop_least}")
         fits = not self.resize or self.crop <= self.resize
         check(fits, f"data.crop = {self.crop} does not fit into data.resize = {self.resize}; choose a smaller crop")

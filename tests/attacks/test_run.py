@@ -86,7 +86,7 @@ def test_what_both_protocols_share_is_run_once_and_measured_twice() -> None:
             assert not torch.equal(found.images, other.images), name
             with pytest.raises(SettingsError, match="another run"):
                 found.measured(corrected, there.scene)
-    assert shared == {"CA+", "CA-", "QA+", "QA-", "GTT", "TMA", "nearest", "margin"}
+    assert shared == {"CA+", "CA-", "QA+", "QA-", "GTT", "TMA", "nearest", "margin", "untargeted", "targeted"}
     es = [ATTACKS["ES"]("published"), ATTACKS["ES"]("corrected", opening="sum")]
     assert es[0].run == es[1].run
     found = run(there, es[0], ids)

@@ -144,8 +144,8 @@ def test_fingerprint_of_images_in_memory_sees_every_byte_and_label() -> None:
 def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
     with pytest.raises(SettingsError, match=r"no folder 'digts'; did you mean digits\?$"):
         dataset("digts")
-    listed = "choose one of cub, folder, digits, gaussians, or give a folder of class folders"
-    with pytest.raises(SettingsError, match=f"no data set and no folder 'nowhere/x'; {listed}$"):
+    listed = "choose one of cub, cars, sop, inshop, folder, csv, digits, gaussians, or give a folder of class folders"
+    with pytest.raises(SettingsError, match=f"no data set and no folder 'nowhere/x'; {listed} or a CSV$"):
         dataset("nowhere/x")
     with pytest.raises(SettingsError, match="no option 'dimensions'; it has dimension, train, test, sigma"):
         dataset("gaussians", dimensions=3)

@@ -1,4 +1,4 @@
-"""compare, plot and hardness on the command line."""
+"""report, compare, plot and hardness on the command line."""
 
 import os
 from pathlib import Path
@@ -29,6 +29,26 @@ def test_compare(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert code == 0 and "softhard" in out and "61.0" in out
     code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--table", "entanglement")
     assert code == 0 and "inter-class" in out
+
+
+def test_report(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, out, err = run(capsys, monkeypatch, "report", "runs")
+    assert code == 0 and err == ""
+    assert out.splitlines() == [
+        f"written: runs/{name}" for name in ("a/page.html", "a/training.html", "b/training.html")
+    ]
+    assert "does retrieval hold" in (tmp_path / "runs/a/page.html").read_text()
+    Path("runs/a/audit.json").write_text("{")
+    code, out, err = run(capsys, monkeypatch, "report", "runs/a")
+    assert code == 0 and out == "written: runs/a/training.html\n" and err.startswith("left out: cannot read")
+    code, out, _ = run(capsys, monkeypatch, "report", "runs/b", "--out", "b.html")
+    assert code == 0 and out == "written: b.html\n" and "training" in (tmp_path / "b.html").read_text()
+
+
+def test_compare_as_a_page(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--sort", "r1", "--out", "table.html")
+    text = (tmp_path / "table.html").read_text()
+    assert code == 0 and out == "written: table.html\n" and text.index(">b</bdi></td>") < text.index(">a</bdi></td>")
 
 
 def test_a_broken_folder_is_a_line_beside_the_table(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +107,10 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("compare runs --matrix source", "--matrix wants two settings"),
         ("compare runs --matrix source,destnation", "did you mean destination?"),
         ("compare runs --matrix source,steps --value r11", "did you mean r1?"),
+        ("compare runs --matrix source,steps --out m.html", "leave out --matrix"),
+        ("compare runs --format html", "--out compare.html"),
+        ("report nowhere", "no folder nowhere"),
+        ("report runs --out page.html", "there are 3 to write"),
         ("plot runs --out c.gif", ".png"),
         ("plot runs --what entanglement --out c.png", "compare DIR --table entanglement"),
         ("plot runs --what curvs --out c.png", "did you mean curves?"),

@@ -1,8 +1,8 @@
 """The attacks by name, and what a protocol means for each.
 
 `ATTACKS[name](protocol, **settings)` makes a goal. Both protocols make the same perturbations for CA, QA, GTT,
-TMA, `nearest` and `margin` and differ in what they count (for the last three, in nothing). ES, LTM and GTM have
-runs of their own; ES shares the published one when made with `opening="sum"`. `Goal.run` says so to programs.
+TMA, `nearest`, `margin` and 003's label attacks and differ in what they count (from TMA on, in nothing). ES, LTM and
+GTM have runs of their own; ES shares the published one when made with `opening="sum"`. `Goal.run` says so to programs.
 Whom an attack aims at is never the sample found by position, in either protocol: with exact duplicates print is
 undefined there (an unstable sort), and only so can runs be shared. Published R@1 and retain@4 do look by position.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from ..settings import check, nearest
 from .goal import Goal, ProtocolName
+from .label import LabelAttack
 from .mismatch import MismatchAttack
 from .ranking import CandidateAttack, QueryAttack
 from .recall import (
@@ -54,6 +55,8 @@ ATTACKS: dict[str, Callable[..., Goal]] = {
     "GTT": _maker(GreedyTranslocation, "by_position"),
     "nearest": _maker(NearestAttack),
     "margin": _maker(MarginAttack),
+    "untargeted": _maker(LabelAttack, targeted=False),
+    "targeted": _maker(LabelAttack, targeted=True),
 }
 
 

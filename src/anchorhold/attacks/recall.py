@@ -313,10 +313,15 @@ def attack_recall(
     budget: Budget,
     key: Key,
     batch: int = 256,
+    ids: Tensor | None = None,
 ) -> Tensor:
-    """Which queries (Q,) still have a right nearest neighbour after the attack, measured in full precision."""
+    """Which queries (Q,) still have a right nearest neighbour after the attack, measured in full precision.
+
+    `own` is where each query lies in the gallery, or -1; `ids` says who they are to the draws, by default `own`.
+    """
     goal = margin(gallery, labels, own)
-    ascent = ascend(embed, images[:, None], goal, ball, budget, key=key, ids=own, batch=batch)
+    ids = own if ids is None else ids
+    ascent = ascend(embed, images[:, None], goal, ball, budget, key=key, ids=ids, batch=batch)
     attacked = embed_all(embed, ascent.images[:, 0].split(batch))
     found = retrieve(attacked, gallery.embeddings, 1, query_labels=labels, gallery_labels=gallery.labels, exclude=own)
     return found.relevant[:, 0]

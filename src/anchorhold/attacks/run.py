@@ -1,19 +1,26 @@
 """Run one goal on some samples: aim, climb, measure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..errors import DataError
 from ..model.frozen import Embed, embed_all
-from ..perturb.ascend import Budget, Start, ascend
+from ..perturb.ascend import Budget, Objective, Start, ascend
 from ..perturb.ball import Ball
+from ..perturb.methods import Find
 from ..random import Key
 from ..settings import check, nearest
 from .goal import Goal, Scene
 
-__all__ = ["BALL", "BUDGETS", "PGD", "Attacked", "NamedBudget", "attack", "budget_named", "fgsm"]
+__all__ = ["BALL", "BUDGETS", "PGD", "Attacked", "Climbed", "NamedBudget", "attack", "budget_named", "fgsm"]
+
+
+Climbed = Callable[[Goal, Scene, Tensor, Tensor | None], Objective]
+"""What is climbed for a goal: scene, ids and targets to an objective."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Attacked:
     early: Tensor | None  # (N, D) before the last step, where it was asked for
     measures: dict[str, Tensor]  # (N,) each
     image_steps: int
+    queries: int = 0  # images that went forward only
 
     @property
     def success(self) -> Tensor | None:
@@ -94,13 +102,18 @@ def attack(
     *,
     targets: Tensor | None = None,
     look_back: bool = False,
+    find: Find = ascend,
+    starts: Tensor | None = None,
+    objective: Climbed | None = None,
 ) -> Attacked:
     """Perturb `images` (N, …), the samples `ids` (N,) on the goal's side of the scene, and measure what is left.
 
     `batch` samples at a time, which bounds the memory at batch × gallery and changes nothing else: targets and
     starts are drawn by `key` and id. `targets` are aimed at instead of drawn ones. `embed` may be as coarse as it
     likes (autocast, TF32) while the ascent climbs; every measurement is made in full precision. With `look_back`,
-    or where the goal needs it, the embeddings from before the last step are kept too.
+    or where the goal needs it, the embeddings from before the last step are kept too. `find` is
+    one of `perturb.methods`, `starts` (N, …) are where it starts, and `objective` makes what is climbed instead of the
+    goal's own, such as `scale_free`.
     """
     samples = scene.clean(goal.side)
     if len(images) != len(ids):
@@ -118,7 +131,21 @@ def attack(
     ids = ids.to(samples.device)
     spans = [slice(i, i + batch) for i in range(0, len(ids), batch)]
     parts = [
-        _attack(embed, images[s], scene, goal, ids[s], at, ball, budget, key, look_back)
+        _attack(
+            embed,
+            images[s],
+            scene,
+            goal,
+            ids[s],
+            at,
+            ball,
+            budget,
+            key,
+            look_back,
+            find,
+            None if starts is None else starts[s],
+            objective,
+        )
         for s, at in zip(spans, [None] * len(spans) if targets is None else [targets[s] for s in spans])
     ]
     whole = {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures}
@@ -131,6 +158,7 @@ def attack(
         _joined([part.early for part in parts]),
         whole,
         sum(part.image_steps for part in parts),
+        sum(part.queries for part in parts),
     )
 
 
@@ -150,6 +178,9 @@ def _attack(
     budget: Budget,
     key: Key,
     look_back: bool,
+    find: Find,
+    starts: Tensor | None,
+    objective: Climbed | None,
 ) -> Attacked:
     """One batch."""
     targets = goal.targets(scene, ids, key) if targets is None else targets
@@ -165,16 +196,18 @@ def _attack(
         if step == budget.steps - 1:
             last.append((x[:, 0], positions))
 
-    ascent = ascend(
+    made = goal.objective if objective is None else partial(objective, goal)
+    ascent = find(
         embed,
         images[rows, None],
-        goal.objective(scene, ids[rows], at),
+        made(scene, ids[rows], at),
         ball,
         budget,
         key=key(goal.name),
         ids=ids[rows],
         embedded=scene.clean(goal.side)[ids[rows], None],
         watch=watch if look_back else None,
+        starts=None if starts is None else starts[rows, None],
     )
     perturbed[rows] = ascent.images[:, 0]
     embeddings, early = embed_all(embed, [perturbed]), None
@@ -184,4 +217,4 @@ def _attack(
             before[rows[positions]] = x
         early = embed_all(embed, [before])
     measures = goal.measure(scene, ids, targets, embeddings, early)
-    return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, ascent.image_steps)
+    return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, ascent.image_steps, ascent.queries)

@@ -3,7 +3,10 @@
 intake    what is audited: data in every form becomes queries and a gallery
 sweep     one attack on all of them, in fixed batches; `shards` keeps what is done
 verdict   what came out: columns, scores, intervals, flags, and how it is written
-run       audit(): all of it together
+run       audit(): all of it together; `until` repeats it until it is sure enough
+ensemble  the attacks of the strong audit; `strong` runs them, `realisable` asks what files keep of them
+receipts  images of a strong audit that anybody can verify
+algorithm1  003's table over methods and models
 single    one image, and its list before and after
 """
 

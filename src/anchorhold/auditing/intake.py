@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..attacks import Scene
 from ..console import Report
-from ..data.datasets import Dataset, Split, dataset, folder_split
+from ..data.datasets import Dataset, Split, csv_split, dataset, folder_split
 from ..errors import DataError
 from ..monitors import Images, load_images
 from ..random import Key
@@ -19,7 +19,7 @@ from ..settings import DataSettings
 __all__ = ["Data", "Material", "prepare", "sample", "splits_of"]
 
 Data = Dataset | Split | str | Path | tuple[Tensor, Tensor] | Mapping[str, Any]
-"""A data set, a split, a folder, (images, labels), or {"query": one of these, "gallery": another}."""
+"""A data set, a split, a folder, a CSV, (images, labels), or {"query": one of these, "gallery": another}."""
 
 _CHANNELS = (1, 3)
 
@@ -105,7 +105,7 @@ def splits_of(data: Data) -> tuple[Split, Split, Tensor | None, tuple[str, ...]]
         own = data.get("own")
         return query, gallery, None if own is None else torch.as_tensor(own), (*notes, *more)
     split, notes = _split(data, "images")
-    return split, split, None, notes
+    return split.query, split.gallery, None, notes
 
 
 def _split(data: Any, name: str) -> tuple[Split, tuple[str, ...]]:
@@ -115,6 +115,8 @@ def _split(data: Any, name: str) -> tuple[Split, tuple[str, ...]]:
         return data.test, data.notes
     if isinstance(data, str | Path):
         root = Path(data).expanduser()
+        if root.suffix == ".csv":
+            return csv_split(root)
         if not root.is_dir():
             known = dataset(str(data))  # a name, or one line that says which names there are
             return known.test, known.notes

@@ -12,7 +12,7 @@ is written, and the schema of audit.json, is described in `verdict`.
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,16 +33,22 @@ from ..model.frozen import Embed, connected, embed_all, frozen
 from ..model.victim import Victim, wrap
 from ..perturb.ascend import Budget, Start
 from ..perturb.ball import Ball
+from ..perturb.methods import METHODS, Find
+from ..perturb.minnorm import CW_STEPS
 from ..random import Key
 from ..record import provenance
 from ..scores import Interval, interval, resampled_means
 from ..settings import check
+from .ensemble import MEMBERS, STEPS, Surrogate, tasks
 from .intake import Data, Material, prepare, sample
 from .shards import Shards
+from .shown import pictures_of
+from .strong import additions, strengthen
 from .sweep import AttackRun, sweep
+from .until import audit_until
 from .verdict import Audit, Column, Flag, RunRows, outcome
 
-__all__ = ["NINE", "AuditSettings", "Evidence", "as_victim", "audit", "living_on"]
+__all__ = ["NINE", "AuditSettings", "Evidence", "as_victim", "audit", "fingerprint_of", "living_on"]
 
 NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 _CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
@@ -58,7 +64,7 @@ class AuditSettings:
     eps: float = 8 / 255
     alpha: float = 3 / 255
     steps: int = 32
-    method: Literal["pgd", "fgsm"] = "pgd"
+    method: Literal["pgd", "fgsm", "cw"] = "pgd"
     seed: int = 0
     batch: int = 128
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -68,10 +74,19 @@ class AuditSettings:
     resamples: int = 1000
     start: Start = "zero"
     seeds: int = 1  # of the random starts
+    strength: Literal["standard", "strong"] = "standard"
+    epsilons: tuple[float, ...] = ()  # of a curve; eps belongs to it anyway
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
-        check(self.method in ("pgd", "fgsm"), f"method {self.method!r}; there are: pgd, fgsm")
+        check(self.method in ("pgd", "fgsm", "cw"), f"method {self.method!r}; there are: pgd, fgsm, cw")
+        check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
+        check(all(0 < e <= 1 for e in self.epsilons), "the ε of a curve lie above 0 and at most at 1: 8/255 is .031")
+        plain = self.strength == "standard" and not self.epsilons
+        check(
+            plain or ("corrected" in self.protocols and self.method == "pgd"),
+            "the strong audit and curves begin with PGD in the corrected protocol: leave method and protocols alone",
+        )
         check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
         check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
         check(self.batch >= 1, f"batch must be at least 1, got {self.batch}")
@@ -79,7 +94,7 @@ class AuditSettings:
         check(self.eps <= 1, f"ε is {self.eps:g} for pixels in [0, 1]: 8/255 is .031")
         check(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
         _, start = self.ball, self.budget.start  # they check the rest
-        who = "FGSM starts" if self.method == "fgsm" else "this budget starts"
+        who = f"{self.method.upper()} starts" if self.method != "pgd" else "this budget starts"
         check(
             self.seeds == 1 or start == "random",
             f"nothing is random that seeds = {self.seeds} could repeat: {who} at the clean image; leave seeds out, "
@@ -92,7 +107,13 @@ class AuditSettings:
         return Ball(self.eps if self.steps or self.method == "fgsm" else 0.0)
 
     @property
+    def find(self) -> Find:
+        return METHODS["cw" if self.method == "cw" else "pgd"]
+
+    @property
     def budget(self) -> Budget:
+        if self.method == "cw":
+            return Budget(CW_STEPS if self.steps else 0)
         return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
 
 
@@ -128,6 +149,7 @@ def flags_of(evidence: Evidence) -> list[checks.Flag]:
         if score.low is not None and score.high is not None
     }
     values = {name: score.value for name, score in known.items()}
+    doubts = (evidence.audit.strong or {}).get("doubts", {})
     with evidence.precision():
         return checks.examine(
             evidence.embed,
@@ -139,6 +161,7 @@ def flags_of(evidence: Evidence) -> list[checks.Flag]:
             evidence.key("flags"),
             intervals=spans,
             measured=values,
+            strong=doubts,
         )
 
 
@@ -153,7 +176,11 @@ def audit(
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
-    method: Literal["pgd", "fgsm"] = "pgd",
+    method: Literal["pgd", "fgsm", "cw"] = "pgd",
+    strength: Literal["standard", "strong"] = "standard",
+    surrogate: nn.Module | None = None,
+    epsilons: Sequence[float] = (),
+    until: float | None = None,
     seed: int = 0,
     seeds: int = 1,
     batch: int = 128,
@@ -175,7 +202,9 @@ def audit(
     stays whole. `attacks` are names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. `budget`
     is a name of `attacks.run.BUDGETS`, of which `eps`, `alpha` and `steps` replace a part; where it starts at random,
     every attack is made from `seeds` starts, and numbers are means over them. With `out` the audit is resumed where
-    it was stopped, and saved there. `examine` looks for flags at the end; None leaves that out.
+    it was stopped, and saved there. `strength="strong"` adds the ensemble of `auditing.ensemble`, with `surrogate` as a
+    second model to transfer from. `epsilons` make a curve, and with `until` more queries are attacked until the
+    interval of ERS is that many points to either side. `examine` looks for flags at the end; None leaves that out.
     """
     one = (protocols,) if isinstance(protocols, str) else protocols
     chosen: dict[str, dict[str, Any]] = {
@@ -198,9 +227,13 @@ def audit(
         resize=resize,
         crop=crop,
         resamples=resamples,
-        start="zero" if method == "fgsm" else pgd.start,
+        start="zero" if method != "pgd" else pgd.start,
         seeds=seeds,
+        strength=strength,
+        epsilons=tuple(sorted(set(epsilons))),
     )
+    check(surrogate is None or strength == "strong", "a second model serves the strong audit: say strength = strong")
+    check(until is None or until > 0, f"until is a number of points above 0, got {until}")
     runs = _runs(settings, chosen)
     report, where = report or Silent(), device_named(device)
     climbing = computing(settings.precision, where)
@@ -209,9 +242,29 @@ def audit(
     for note in material.notes:
         report.say(note)
     work = len(runs) * min(limit or len(material.labels), len(material.labels)) * settings.budget.steps
+    work += STEPS * len(tasks(runs)) * min(limit or len(material.labels), len(material.labels)) * (strength == "strong")
     fast = compiles(settings.compile, settings.precision, where, work)
-    with living_on(victim, where), _repeatable(), frozen(victim, fast) as view:
-        return _audit(victim, view, material, settings, runs, climbing, where, out, examine, report)
+    other = None if surrogate is None else as_victim(surrogate)
+    with ExitStack() as stack:
+        stack.enter_context(living_on(victim, where))
+        stack.enter_context(_repeatable())
+        view = stack.enter_context(frozen(victim, fast))
+        second = None
+        if other is not None:
+            stack.enter_context(living_on(other, where))
+            second = _second(other, stack.enter_context(frozen(other)), material, settings.batch)
+
+        def once(limit: int, place: str | Path | None) -> Audit:
+            now = replace(settings, limit=limit)
+            return _audit(victim, view, material, now, runs, climbing, where, place, examine, report, second)
+
+        return once(limit, out) if until is None else audit_until(once, limit, len(material.labels), until, out, report)
+
+
+def _second(model: nn.Module, view: Embed, material: Material, batch: int) -> Surrogate:
+    """The second model with its own clean embeddings."""
+    embed = chunked(connected(view), batch)
+    return Surrogate(embed, material.scene(*_embedded(embed, material, batch)), fingerprint_of(model))
 
 
 def as_victim(model: nn.Module) -> nn.Module:
@@ -233,6 +286,7 @@ def _audit(
     out: str | Path | None,
     examine: Callable[[Evidence], Sequence[Flag]] | None,
     report: Report,
+    second: Surrogate | None = None,
 ) -> Audit:
     begun, key = time.monotonic(), Key.of(settings.seed)("audit")
     embed = chunked(connected(view), settings.batch)
@@ -246,7 +300,7 @@ def _audit(
     about_data["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
     facts = asdict(settings)
     # The name of a shard says attack, protocol and start: more of each may be added later.
-    added = ("protocols", "attacks", "resamples", "seeds")
+    added = ("protocols", "attacks", "resamples", "seeds", "strength", "epsilons")
     shared = {name: value for name, value in facts.items() if name not in added}
     made_with = {**shared, "model": about_model["weights"], "data": about_data, "device": where.type}
     made_with["version"] = __version__
@@ -273,16 +327,42 @@ def _audit(
                     climbing,
                     shards,
                     report,
+                    settings.find,
                 )
             )
         except KeyboardInterrupt:
             if out is None:
                 raise
             raise Interrupted(f"stopped; the same audit with {out} as its place goes on from here") from None
+    strong, shown = None, tuple(rows)
+    if settings.strength == "strong" or settings.epsilons:
+        try:
+            strong = strengthen(
+                tasks(runs),
+                rows,
+                embed,
+                material,
+                scene,
+                attacked,
+                settings.ball,
+                settings.budget,
+                settings.batch,
+                key,
+                climbing,
+                shards,
+                report,
+                members=MEMBERS if settings.strength == "strong" else (),
+                surrogate=second,
+                epsilons=settings.epsilons,
+            )
+        except KeyboardInterrupt:
+            if out is None:
+                raise
+            raise Interrupted(f"stopped; the same audit with {out} as its place goes on from here") from None
+        rows += strong.runs if settings.strength == "strong" else ()
     begun = time.monotonic()
-    outcomes = {
-        name: outcome(name, rows, key, settings.resamples, material.same) for name in dict.fromkeys(settings.protocols)
-    }
+    names = [*dict.fromkeys(settings.protocols), *(["strong"] if settings.strength == "strong" else [])]
+    outcomes = {name: outcome(name, rows, key, settings.resamples, material.same) for name in names}
     notes = [note for each in outcomes.values() for note in each.notes]
     found = Audit(
         settings=facts,
@@ -297,6 +377,8 @@ def _audit(
         seconds=spent + sum(run.seconds for run in rows) + time.monotonic() - begun,
         image_steps=sum(run.image_steps for run in rows),
         clean_rows=clean_rows,
+        pictures=pictures_of(material, shown),
+        **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), about_model, about_data)),
     )
     if examine is not None:
         evidence = Evidence(victim, embed, material, scene, attacked["query"], settings, key, climbing, found)
@@ -364,18 +446,24 @@ def _clean(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, Column], d
 
 def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
     inner = victim.module if isinstance(victim, Victim) else victim
-    digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
-    for name, tensor in sorted(victim.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     about = {
         "kind": type(inner).__name__,
         "parameters": sum(p.numel() for p in victim.parameters()),
         "dim": scene.gallery.shape[1],
-        "weights": digest.hexdigest(),
+        "weights": fingerprint_of(victim),
     }
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(inner, Embedder) else {})
+
+
+def fingerprint_of(victim: nn.Module) -> str:
+    """A hash of a model's weights and of what kind it is."""
+    inner = victim.module if isinstance(victim, Victim) else victim
+    digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
+    for name, tensor in sorted(victim.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------- where it computes

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks import ProtocolName, Scene, attack, goal_named
+from ..attacks.label import LabelAttack
 from ..attacks.run import budget_named
 from ..console import Report, Silent
 from ..data.datasets import Split
@@ -68,7 +69,7 @@ def attack_one(
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
-    method: Literal["pgd", "fgsm"] = "pgd",
+    method: Literal["pgd", "fgsm", "cw"] = "pgd",
     seed: int = 0,
     count: int = NEIGHBOURS,
     batch: int = 128,
@@ -112,14 +113,14 @@ def attack_one(
             scene, ids = material.scene(queries, items), torch.tensor([number], device=where)
         key = Key.of(seed)("audit")
         pixels = pixels.to(scene.gallery.dtype)
-        done = attack(embed, pixels, scene, wish, ids, settings.ball, settings.budget, key, 1)
+        done = attack(embed, pixels, scene, wish, ids, settings.ball, settings.budget, key, 1, find=settings.find)
     clean = scene.clean(wish.side)[ids]
     start = wish.measure(scene, ids, done.targets, clean, clean)
     asked, before, after = shown_lists(wish, scene, ids, done.targets, done.embeddings, count)
     about = f"{goal} ({protocol}) on {name}, ε {ball.eps:.4f}"
     if wish.side == "gallery":
         about += f"; the list of {material.query.split.sample(int(asked[0]))}"
-    elif done.targets is not None and int(done.targets.flatten()[0]) >= 0:
+    elif done.targets is not None and not isinstance(wish, LabelAttack) and int(done.targets.flatten()[0]) >= 0:
         about += f"; aimed at {material.gallery.split.sample(int(done.targets.flatten()[0]))}"
     return Single(
         about,

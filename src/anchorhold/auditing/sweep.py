@@ -13,8 +13,9 @@ from ..attacks.goal import aimed
 from ..console import Report
 from ..geometry import Retrieved, euclidean, retrieve
 from ..model.frozen import Embed, precise
-from ..perturb.ascend import Budget
+from ..perturb.ascend import Budget, ascend
 from ..perturb.ball import Ball
+from ..perturb.methods import Find
 from ..random import Key
 from .intake import Material
 from .shards import Shard, Shards
@@ -53,6 +54,7 @@ def sweep(
     climbing: Callable[[], AbstractContextManager[object]],
     shards: Shards,
     report: Report,
+    find: Find = ascend,
 ) -> RunRows:
     """Every batch of a run that has no shard yet, and then all rows."""
     side, what = run.goals[0].side, str(run.goals[0].run)
@@ -84,6 +86,7 @@ def sweep(
                         len(part),
                         targets=run.goals[0].targets(scene, part.to(scene.gallery.device), key),
                         look_back=any(goal.looks_back for goal in run.goals),
+                        find=find,
                     )
                 with precise():
                     rows = _rows(run, result, images, scene)

@@ -19,9 +19,14 @@ intervals over queries (null where there is none); nothing in it is a path.
       ers        {value, low, high, terms, ranking, recall} of those values, or null where attacks are missing
       ars        {constants, measured: {value, low, high, terms, ranking, recall, initial}}, each null where ARS
                  is not defined; constants: print's initial ranks (50, 1, 50, 1), measured: those of this model
-    runs         [{label, attack, start_seed, goals, samples, image_steps, seconds}]: one run may serve both protocols;
-                 goals {protocol: the settings of the attack, and which of print's defects it has}; start_seed 0, 1 …
+    runs         [{label, attack, side, start_seed, goals, samples, image_steps, seconds}]: one run may serve two
+                 protocols; goals {protocol: the settings of the attack, and which of print's defects it has};
+                 side query or gallery; start_seed 0, 1 …
     flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
+    curve        where one was made: {about, eps [0, …], lines {name: [R@1 …]}}
+    strong       of a strong audit, whose columns stand under protocols.strong: members, surrogate (a hash),
+                 square_queries, image_steps, queries, after {goal: {member: the contested measure after it}},
+                 realisable {8 bits, JPEG 90: {columns, ers}}, doubts (what flags were raised from)
 
 samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample:
 `P/C` and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the
@@ -29,7 +34,9 @@ clean embedding); and `clean/r1` … of all queries. With several random starts 
 `P/C/seeds` (starts, samples) is each. examples.safetensors has for each run the samples that withstood worst, in
 the middle (of those that were kept) and best, in this order: `L/ids`, `L/clean` and `L/perturbed` (uint8 NHWC),
 `L/asked` (whose list is shown: the sample itself, or the query a candidate attack aimed at), `L/before` and
-`L/after` (gallery ids of its nearest neighbours, the query's own image left out).
+`L/after` (gallery ids of its nearest neighbours, the query's own image left out). pictures.safetensors has small images
+of all that the examples name, by side: `query/ids` and `query/images` (uint8 NHWC), the same for the gallery, and the
+names of their classes as metadata. page.html shows it all.
 """
 
 import json
@@ -38,7 +45,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import safetensors.torch
 import torch
@@ -60,7 +67,11 @@ from ..scores import (
 )
 from ..scores import ars as ars_of
 
-__all__ = ["SCHEMA", "Audit", "Column", "Flag", "Outcome", "RunRows", "Score", "estimate", "outcome"]
+if TYPE_CHECKING:
+    from .receipts import Receipts
+    from .shown import Pictures
+
+__all__ = ["SCHEMA", "Audit", "Column", "Flag", "Outcome", "RunRows", "Score", "estimate", "fraction", "outcome"]
 
 SCHEMA = "anchorhold.audit/1"
 GROUP = 112  # the published means are means of the means of so many samples
@@ -154,6 +165,10 @@ class Audit:
     seconds: float
     image_steps: int
     clean_rows: dict[str, Tensor] = field(default_factory=dict)
+    pictures: "Pictures | None" = None
+    curve: Mapping[str, Any] | None = None
+    strong: Mapping[str, Any] | None = None
+    receipts: "Receipts | None" = None
 
     def to_dict(self) -> dict[str, Any]:
         """What audit.json holds; see the head of this module."""
@@ -161,6 +176,7 @@ class Audit:
             {
                 "label": run.label,
                 "attack": run.attack,
+                "side": run.side,
                 "start_seed": run.start_seed,
                 "goals": run.goals,
                 "samples": len(run.ids),
@@ -185,10 +201,14 @@ class Audit:
                 "seconds": round(self.seconds, 3),
                 "image_steps": self.image_steps,
             }
+            | ({} if self.curve is None else {"curve": self.curve})
+            | ({} if self.strong is None else {"strong": self.strong})
         )
 
     def save(self, folder: str | Path) -> Path:
-        """Write audit.json, samples.safetensors and examples.safetensors; the folder is returned."""
+        """Write audit.json, samples, examples and pictures, and page.html, which shows them; the folder is returned."""
+        from ..report.audit_page import write_audit_page
+
         folder = Path(folder)
         samples = {f"clean/{name}": row for name, row in self.clean_rows.items()}
         examples: dict[str, Tensor] = {}
@@ -211,6 +231,11 @@ class Audit:
         with atomic(folder / "audit.json") as temporary:
             text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
             temporary.write_text(text + "\n", encoding="utf-8")
+        if self.receipts is not None:
+            self.receipts.save(folder / "receipts")
+        if self.pictures is not None:
+            self.pictures.save(folder / "pictures.safetensors")
+        write_audit_page(folder)
         return folder
 
     def __str__(self) -> str:
@@ -336,8 +361,8 @@ def _table(audit: Audit) -> str:
     queries, items = data["images"]
     asked, moved = data["attacked"]
     gallery = "" if data["same"] else f", {moved:,} of them as candidates"
-    how = f"{s['method'].upper()}, ε {_fraction(s['eps'])}"
-    how += f", {s['steps']} steps of {_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
+    how = f"{s['method'].upper()}, ε {fraction(s['eps'])}"
+    how += f", {s['steps']} steps of {fraction(s['alpha'])}" if s["method"] == "pgd" else ""
     several = s["seeds"] > 1
     how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""
     wide = 30 if several else 24
@@ -383,10 +408,10 @@ def _cell(number: Column | Score | None, name: str) -> str:
     return f"{number.value:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}") + span
 
 
-def _fraction(pixels: float) -> str:
+def fraction(pixels: float) -> str:
     """A length in pixels' own steps where it is a whole number of them.
 
-    >>> _fraction(8 / 255), _fraction(0.5)
+    >>> fraction(8 / 255), fraction(0.5)
     ('8/255', '0.5')
     """
     steps = Fraction(pixels * 255).limit_denominator(4)

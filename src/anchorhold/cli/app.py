@@ -43,7 +43,7 @@ app = typer.Typer(
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
-Data = Annotated[str, typer.Option(help="cub, digits, gaussians, or a folder with a folder for each class")]
+Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
 Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
 Budget = Annotated[
     str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
@@ -51,7 +51,7 @@ Budget = Annotated[
 Eps = Annotated[str, typer.Option(help="How far a pixel may move, of 1, instead of the budget's")]
 Alpha = Annotated[str, typer.Option(help="Length of a step, instead of the budget's")]
 Steps = Annotated[int | None, typer.Option(help="Steps of PGD, instead of the budget's")]
-Method = Annotated[str, typer.Option(help="pgd or fgsm")]
+Method = Annotated[str, typer.Option(help="pgd, fgsm or cw (C&W, 50 iterations)")]
 Mean = Annotated[str, typer.Option(help="For your own module: the channels' means, such as .485,.456,.406")]
 Std = Annotated[str, typer.Option(help="For your own module: their standard deviations")]
 Size = Annotated[str, typer.Option(help="Side of the images it takes, or HEIGHT,WIDTH")]

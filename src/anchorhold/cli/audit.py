@@ -42,6 +42,10 @@ def audit(
     alpha: Alpha = "",
     steps: Steps = None,
     method: Method = "pgd",
+    strength: Annotated[str, typer.Option(help="standard, or strong: an ensemble on every goal")] = "standard",
+    surrogate: Annotated[str, typer.Option(help="A second model, whose perturbations strong tries too")] = "",
+    curve: Annotated[str, typer.Option(help="Several ε in one call, such as 2/255,4/255,8/255")] = "",
+    until: Annotated[float | None, typer.Option(help="More queries until ERS is known to ± so many points")] = None,
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
@@ -52,6 +56,7 @@ def audit(
     seeds: Annotated[int, typer.Option(help="Attack from so many random starts: mean ± std")] = 1,
     batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
     precision: Annotated[str, typer.Option(help="Of the ascent: auto (bf16 on a GPU), fp32 or bf16")] = "auto",
+    compile: Annotated[str, typer.Option(help="The ascent: auto (on a GPU, for long audits), on or off")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Where it is written; the same one again goes on")] = None,
     device: Device = "auto",
 ) -> None:
@@ -73,11 +78,16 @@ def audit(
         alpha=number("--alpha", alpha) if alpha else None,
         steps=steps,
         method=method,  # type: ignore[arg-type]  # it is checked there
+        strength=strength,  # type: ignore[arg-type]
+        surrogate=_model(surrogate, mean, std, size) if surrogate else None,
+        epsilons=numbers("--curve", curve) or (),
+        until=until,
         seed=seed,
         seeds=seeds,
         batch=batch,
         device=device,
         precision=precision,  # type: ignore[arg-type]
+        compile=compile,  # type: ignore[arg-type]
         out=out,
         resize=resize,
         crop=crop,
@@ -86,6 +96,9 @@ def audit(
     )
     print(found)
     print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
+    print(f"the page: {out / 'page.html'}")
+    if strength == "strong":
+        print(f"receipts, for `anchorhold verify {out} --model {model} --data {data}`: {out / 'receipts'}")
 
 
 @app.command()
@@ -93,7 +106,7 @@ def attack(
     model: Model,
     image: Annotated[str, typer.Argument(help="A file, or the number of an image in the data")],
     data: Data,
-    goal: Annotated[str, typer.Option(help="CA+, CA-, QA+, QA-, TMA, ES, LTM, GTM, GTT, nearest or margin")] = "ES",
+    goal: Annotated[str, typer.Option(help="CA+, CA-, QA+, QA-, TMA, ES, LTM, GTM, GTT, nearest, margin, …")] = "ES",
     root: Root = None,
     protocol: Annotated[str, typer.Option(help="published (as in print) or corrected")] = "corrected",
     class_: Annotated[str, typer.Option("--class", help="The class of a file that is not in the data")] = "",
@@ -167,10 +180,10 @@ def _model(spec: str, mean: str, std: str, size: str) -> Any:
 
 
 def _data(name: str, root: Path | None) -> Any:
-    """A data set by name; a folder, as audits take all of its images."""
+    """A data set by name; a folder or a CSV, as audits take all of its images."""
     from ..data.datasets import dataset
 
-    return name if Path(name).is_dir() and root is None else dataset(name, root)
+    return name if root is None and (Path(name).is_dir() or name.endswith(".csv")) else dataset(name, root)
 
 
 def _slug(text: str) -> str:

@@ -1,4 +1,4 @@
-"""compare, plot, sweep and hardness: from runs and audits to tables and figures."""
+"""report, compare, plot, sweep and hardness: from runs and audits to pages, tables and figures."""
 
 import sys
 from pathlib import Path
@@ -14,9 +14,39 @@ if TYPE_CHECKING:
     from ..report.tables import Table
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, however deep")]
-Format = Annotated[str, typer.Option(help="text, markdown or csv; by default what the end of --out says")]
+Format = Annotated[str, typer.Option(help="text, markdown, csv or html; by default what the end of --out says")]
 DataSet = Annotated[str, typer.Argument(help="cub, digits, gaussians, or a folder with a folder for each class")]
 Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
+
+
+@app.command()
+def report(
+    folders: Folders,
+    out: Annotated[Path | None, typer.Option(help="Write the page there; only where there is one to write")] = None,
+) -> None:
+    """Write the page of every audit (page.html) and run (training.html); a run may still be going on."""
+    from ..errors import RunError
+    from ..report.audit_page import write_audit_page
+    from ..report.collect import walk
+    from ..report.training_page import write_training_page
+    from ..settings import check
+
+    kinds = (("audit.json", write_audit_page), ("run.json", write_training_page))
+    problems: list[str] = []
+    found = [(path, write) for path in walk(folders, problems) for name, write in kinds if (path / name).is_file()]
+    check(bool(found), "there is no audit.json and no run.json in these folders; give folders with audits or runs")
+    check(out is None or len(found) == 1, f"--out is one page, and there are {len(found)} to write; leave it out")
+    written = []
+    for path, write in found:
+        try:
+            written.append(write(path, out))
+        except RunError as error:  # one bad folder does not keep the others from their pages
+            problems.append(f"left out: {error}")
+    _warn(tuple(problems))
+    if not written:
+        raise RunError("no page could be written")
+    for page in written:
+        print(f"written: {page}")
 
 
 @app.command()
@@ -39,9 +69,17 @@ def compare(
 
     tables = {"runs": report.runs_table, "entanglement": report.entanglement}
     check(table in tables, f"no table {table!r}; {nearest(table, tables)}")
+    page = format == "html" or (not format and out is not None and out.suffix.lower() in (".html", ".htm"))
+    check(not page or (not matrix and table == "runs"), "a page shows the runs: leave out --matrix and --table")
+    check(not page or out is not None, "a page is a file: say where with --out compare.html")
     keys = [key.strip() for key in matrix.split(",")]
     check(not matrix or (len(keys) == 2 and all(keys)), f"--matrix wants two settings, such as a,b; got {matrix!r}")
     entries = _entries(folders)
+    if page and out is not None:
+        from ..report.compare_page import write_compare_page
+
+        print(f"written: {write_compare_page(entries, out, sort)}")
+        return
     if matrix:
         values = [key.strip() for key in value.split(",") if key.strip()]
         shown = report.matrix(entries, keys[0], keys[1], values)

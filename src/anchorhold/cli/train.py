@@ -11,22 +11,44 @@ from .app import Device, Set, app
 
 @app.command()
 def demo(
+    what: Annotated[str, typer.Argument(help="digits, or gaussians: the toy of paper 003")] = "digits",
     seed: Annotated[int, typer.Option(help="Another seed trains and attacks other models")] = 0,
-    out: Annotated[Path, typer.Option(help="Where the run folders go")] = Path("runs/demo"),
+    out: Annotated[Path | None, typer.Option(help="Where the run folders go (runs/demo or runs/gaussians)")] = None,
+    side: Annotated[int | None, typer.Option(help="gaussians: 3 × side × side inputs (side 112)")] = None,
 ) -> None:
     """Train on handwritten digits, naturally and robustly, and attack both: two minutes, no download."""
     from ..console import Console
-    from ..demo import run_demo, table
+    from ..demo import run_demo, table, write_pages
+    from ..settings import check, nearest
 
+    check(what in ("digits", "gaussians"), f"no demonstration {what!r}; {nearest(what, ('digits', 'gaussians'))}")
+    if what == "gaussians":
+        _gaussians(seed, out or Path("runs/gaussians"), side)
+        return
+    check(side is None, "--side is of the demonstration gaussians: leave it out")
+    out = out or Path("runs/demo")
     result = run_demo(out, seed=seed, report=Console())
     print(table(result))
+    pages = write_pages(out, result, Console())
     print(f"\nruns: {result['natural']['run']} and {result['robust']['run']}; numbers: {out / 'demo.json'}")
+    print(f"the pages, to open in a browser: {' and '.join(map(str, pages))}")
     print("next: anchorhold train FOLDER, with a folder of images for each class")
+
+
+def _gaussians(seed: int, out: Path, side: int | None) -> None:
+    from ..console import Console
+    from ..demo_gaussians import SIDE, run_gaussians, table
+
+    result = run_gaussians(out, seed=seed, side=SIDE if side is None else side, report=Console())
+    print(table(result))
+    print(f"\nruns: {result['natural']['run']} and {result['robust']['run']}; numbers: {out / 'gaussians.json'}")
+    if "figure" in result:
+        print(f"the figure: {result['figure']}")
 
 
 @app.command()
 def train(
-    data: Annotated[str, typer.Argument(help="cub, digits, gaussians, or a folder with a folder for each class")],
+    data: Annotated[str, typer.Argument(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")],
     root: Annotated[Path | None, typer.Option(help="Where the data set lies")] = None,
     recipe: Annotated[str | None, typer.Option(help="One of `anchorhold recipes` (hm-lga), or a TOML file")] = None,
     row: Annotated[str | None, typer.Option(help="Instead: a published row, one of `anchorhold recipes rows`")] = None,
@@ -91,13 +113,14 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
     from ..data.datasets import DATASETS
     from ..settings import check
 
-    folder = data not in DATASETS and Path(data).is_dir()
-    name = "folder" if folder else data
+    table = data not in DATASETS and data.endswith(".csv")
+    folder = table or (data not in DATASETS and Path(data).is_dir())
+    name = "csv" if table else "folder" if folder else data
     said = tree["data"] if isinstance(tree.get("data"), dict) else {}
     other = said.get("name", name)
     check(other == name, f"two data sets: {data} and --set data.name={other}; leave out the --set")
     placed = root is not None or "root" in said
-    check(not (folder and placed), f"{data} is a folder already: leave out --root and data.root")
+    check(not (folder and placed), f"{data} is a {name} already: leave out --root and data.root")
     _put(tree, "data", "name", name)
     _put(tree, "data", "root", data if folder else root and str(root))
 

@@ -1,20 +1,23 @@
-"""How image sets lie on disk: CUB's numbered lists, and folders of class folders."""
+"""How images and lists of them lie on disk: class folders, lines of text, tables, files that were named."""
 
+import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DataError
 
-__all__ = ["CUB_SOURCE", "cub_images", "cub_list", "entries", "images_by_class", "some"]
+__all__ = ["entries", "images_by_class", "listed_images", "once", "read_lines", "read_table", "some"]
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-CUB_SOURCE = "the set is to be had from Caltech's page of CUB-200-2011 (Caltech-UCSD Birds)"
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
     """The first few names, for a message."""
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+# ---- folders ---------------------------------------------------------------------------------------------
 
 
 def _is_image(name: str) -> bool:
@@ -66,44 +69,77 @@ def images_by_class(root: Path) -> tuple[dict[str, list[Path]], list[str]]:
     return {name: images for name, images in classes.items() if images}, notes
 
 
-def cub_list(path: Path) -> dict[int, str]:
-    """The lines "id value" of one of CUB's lists."""
+# ---- lists -----------------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path, todo: str) -> list[tuple[int, str]]:
+    """The lines of a text file that are not blank, each with its number; `todo` says where the file is to be had."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except FileNotFoundError as error:
-        raise DataError(f"{path} is missing; give the unpacked CUB_200_2011 as root, {CUB_SOURCE}") from error
+        raise DataError(f"{path} is missing; {todo}") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read ({error}); unpack the set again") from error
-    found: dict[int, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        index, _, value = line.strip().partition(" ")
-        if not index.isdecimal() or not value or int(index) in found:
-            raise DataError(f"line {number} of {path} is {line!r}, not a new number and a value; unpack the set again")
-        found[int(index)] = value.strip()
-    return found
+        raise DataError(f"{path} cannot be read as text ({error}); {todo}") from error
+    return [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
-def cub_images(base: Path, names: Sequence[str]) -> tuple[Path, ...]:
-    """The listed files below `base`; where only the image format differs, the file that is there."""
+def read_table(path: Path, columns: Sequence[str], todo: str) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a CSV with a header, each with the number of its line; it must have these columns."""
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
+            rows = [(reader.line_num, row) for row in reader if row]
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; {todo}") from error
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a CSV ({error}); {todo}") from error
+    if lacking := [name for name in columns if name not in header]:
+        raise DataError(f"{path} has no column {lacking[0]}, its first line is {','.join(header)!r}; {todo}")
+    if twice := [name for name in columns if header.count(name) > 1]:
+        raise DataError(f"{path} has two columns {twice[0]}; keep one")
+    for number, row in rows:
+        if len(row) != len(header):
+            raise DataError(
+                f"line {number} of {path} has {len(row)} fields, its head has {len(header)}; mend that line"
+            )
+    return [(number, dict(zip(header, (field.strip() for field in row)))) for number, row in rows]
+
+
+def once(path: Path, names: Sequence[tuple[int, str]]) -> None:
+    """Refuse a list that names an image twice: its number would then be two ids."""
+    seen: dict[str, int] = {}
+    for number, name in names:
+        first = seen.setdefault(os.path.normpath(name), number)
+        if first != number:
+            raise DataError(
+                f"line {number} of {path} names {name} again, line {first} did already; list each image once"
+            )
+
+
+def listed_images(base: Path, names: Sequence[str], todo: str, official: bool = True) -> tuple[Path, ...]:
+    """The listed files below `base`, all of them or one error that names the first that is missing.
+
+    Official lists stay inside `base`; where only the image format differs from theirs, the file that is there is taken.
+    """
     # By folder, since one scan of each is far quicker than a look at every file: name or stem -> name.
     stems: dict[str, dict[str, str]] = {}
     found, missing = [], []
     for name in names:
         folder, _, file = name.rpartition("/")
+        if official and (name.startswith("/") or ".." in folder.split("/")):
+            raise DataError(f"a list names {name}, which lies outside {base}; {todo}")
         if folder not in stems:
             present = sorted(entries(base / folder)) if (base / folder).is_dir() else []
-            images = [entry for entry in present if _is_image(entry)]
+            images = [entry for entry in present if official and _is_image(entry)]
             stems[folder] = {os.path.splitext(entry)[0]: entry for entry in images} | {e: e for e in present}
-        actual = stems[folder].get(file) or stems[folder].get(os.path.splitext(file)[0])
+        actual = stems[folder].get(file) or (stems[folder].get(os.path.splitext(file)[0]) if official else None)
         if actual is None:
             missing.append(base / name)
         else:
             found.append(base / folder / actual)
     if missing:
         raise DataError(
-            f"{len(missing)} of the {len(names)} listed images are missing, the first is {missing[0]}; "
-            f"unpack the set again, {CUB_SOURCE}"
+            f"{len(missing)} of the {len(names)} listed images are missing, the first is {missing[0]}; {todo}"
         )
     return tuple(found)

@@ -19,7 +19,7 @@ from .datasets import Split
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Decoded", "ResidentStore", "Store", "centre_crop", "crop_flip", "decode", "resident"]
+__all__ = ["Decoded", "ResidentStore", "Store", "centre_crop", "crop_flip", "decode", "readable", "resident"]
 
 _RATIO = 4 / 3  # how much wider than high, or higher than wide, a crop of random size may be (Szegedy et al. 2015)
 _TRIES = 10  # draws of such a crop until one fits its frame
@@ -47,24 +47,58 @@ def decode(
 
     Images that are in memory come back as they are, or resized where they are bytes of another size.
     """
-    if size is not None and size < 1:
-        raise SettingsError(f"images of size {size} do not exist; ask for 1 or more")
     if on_bad_image not in ("fail", "skip"):
         raise SettingsError(f"on_bad_image is {on_bad_image!r}; choose fail or skip")
     if split.paths is None:
         assert split.images is not None
+        _check_size(split, size)
         return Decoded(_resized(split.images, size), split)
-    if size is None:
+    size = _check_size(split, size)
+    images = torch.empty((len(split), size, size, 3), dtype=torch.uint8)
+    good, skipped = _read_all(split, size, images.numpy(), workers, on_bad_image, progress)
+    return Decoded(images, split) if good is None else Decoded(images[good], split.keep(good), skipped)
+
+
+def readable(
+    split: Split,
+    size: int | None,
+    *,
+    workers: int | None = None,
+    on_bad_image: Literal["fail", "skip"] = "fail",
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Split, tuple[str, ...]]:
+    """What `decode` would leave of a split of files, and what it would skip, with no image kept in memory."""
+    size = _check_size(split, size)
+    good, skipped = _read_all(split, size, None, workers, on_bad_image, progress)
+    return (split if good is None else split.keep(good)), skipped
+
+
+def _check_size(split: Split, size: int | None) -> int:
+    if size is not None and size < 1:
+        raise SettingsError(f"images of size {size} do not exist; ask for 1 or more")
+    if size is None and split.paths is not None:
         raise SettingsError(f"{split.name} is files of any size; say to which size they are resized, such as 256")
-    paths, total = split.paths, len(split)
-    images = torch.empty((total, size, size, 3), dtype=torch.uint8)
-    rows = images.numpy()
+    return size or 0
+
+
+def _read_all(
+    split: Split,
+    size: int,
+    rows: Any,
+    workers: int | None,
+    on_bad_image: str,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[Tensor | None, tuple[str, ...]]:
+    """Read every file, into `rows` if given: a mask of the good ones (None: all), and why the others are not."""
+    paths, total = split.paths or (), len(split)
 
     def work(start: int) -> list[tuple[int, str]]:
         bad = []
         for index in range(start, min(start + _CHUNK, total)):
             try:
-                rows[index] = _pixels(paths[index], size)
+                pixels = _pixels(paths[index], size)
+                if rows is not None:
+                    rows[index] = pixels
             except Exception as error:  # what a broken file makes Pillow raise is without end
                 bad.append((index, _reason(error)))
         return bad
@@ -75,24 +109,24 @@ def decode(
         for done, found in enumerate(threads.map(work, range(0, total, _CHUNK)), start=1):
             if found and on_bad_image == "fail":
                 threads.shutdown(wait=False, cancel_futures=True)
-                index, reason = found[0]
-                raise DataError(
-                    f"cannot read {paths[index]}: {reason}; mend or remove it, or go on without "
-                    "such images by --on-bad-image skip"
-                )
+                raise _unreadable(paths[found[0][0]], found[0][1])
             bad.update(found)
             if progress is not None:
                 progress(min(done * _CHUNK, total), total)
     skipped = tuple(f"{split.sample(index)}: {reason}" for index, reason in bad.items())
-    if bad:
-        good = torch.ones(total, dtype=torch.bool)
-        good[list(bad)] = False
-        images, split = images[good], split.keep(good)
-    left = len(torch.unique(split.labels))
+    good = torch.ones(total, dtype=torch.bool)
+    good[list(bad)] = False
+    left = len(torch.unique(split.labels[good]))
     if left < 2:
         cause = f" after {len(bad)} unreadable images were skipped, the first {skipped[0]}" if bad else ""
         raise DataError(f"{split.name} has {left} classes left{cause}; it needs at least two")
-    return Decoded(images, split, skipped)
+    return (good if bad else None), skipped
+
+
+def _unreadable(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"cannot read {path}: {reason}; mend or remove it, or go on without such images by --on-bad-image skip"
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -206,6 +240,10 @@ def resident(images: Tensor, device: torch.device | str) -> ResidentStore:
     """The frames on the device, or in host memory where the device has no room for them."""
     device = torch.device(device)
     try:
+        if device.type == "cuda" and torch.cuda.is_available():
+            free, _ = torch.cuda.mem_get_info(device)
+            if images.nbytes > free // 2:  # the model and its gradients want room too
+                return ResidentStore(images.cpu(), device)
         held = images.to(device)
     except torch.cuda.OutOfMemoryError:
         held = images.cpu()

@@ -19,6 +19,7 @@ from ..errors import DataError, SettingsError
 from ..random import Key
 from ..settings import check, nearest
 from .ball import Ball, Region
+from .gradient import Climb, adapt
 
 __all__ = ["Ascent", "Budget", "Objective", "Watch", "ascend"]
 
@@ -29,6 +30,7 @@ Goal = Callable[[Tensor, Tensor], Tensor]
 Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it starts from, their positions (U',)
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
+Rule = Literal["steepest", "apgd"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -65,14 +67,16 @@ class Budget:
     keep: Keep = "last"
     schedule: Schedule = "constant"  # how alpha falls over the steps
     drop: bool = True  # let units that are done leave; off only to show that it changes nothing
+    rule: Rule = "steepest"  # apgd finds its own step length, so has no use for alpha and schedule; see `gradient`
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")
         check(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
         check(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
-        for name, kind in (("start", Start), ("keep", Keep), ("schedule", Schedule)):
+        for name, kind in (("start", Start), ("keep", Keep), ("schedule", Schedule), ("rule", Rule)):
             word, words = getattr(self, name), get_args(kind)
             check(word in words, f"{name} {word!r}; {nearest(str(word), words)}")
+        check(self.rule == "steepest" or self.keep == "best", "APGD keeps its best iterate: say keep = best")
 
     @property
     def weighs(self) -> bool:
@@ -99,6 +103,7 @@ class Ascent:
     active: list[int] = field(
         default_factory=list
     )  # units that had not met their goal, at each step of the first start
+    queries: int = 0  # images that went forward only, of a method without gradients
 
 
 def ascend(
@@ -114,13 +119,15 @@ def ascend(
     embedded: Tensor | None = None,
     batch: int | None = None,
     watch: Watch | None = None,
+    starts: Tensor | None = None,
 ) -> Ascent:
     """Climb `objective` from `images` (U, V, …) inside `ball`; `moves` says which views may move.
 
     `key` and `ids` (U,) determine random starts. `embedded` (U, V, D) are the embeddings of `images` where they
     are known: units that are done at a zero start then never enter the loop. `batch` units are attacked at a
     time; with a separable objective that changes nothing but memory. `watch` is shown the images that each step
-    starts from: the moving views of the units that have not left.
+    starts from: the moving views of the units that have not left. The first start is at `starts`, of the
+    shape of `images`, where they are given.
     """
     units, views = images.shape[:2]
     moves = moves or (True,) * views
@@ -131,6 +138,8 @@ def ascend(
         raise SettingsError("a coupled objective has no value per unit: keep = last and one start")
     if key is None and (budget.start != "zero" or budget.restarts > 1):
         raise SettingsError("random starts need a key")
+    if budget.rule == "apgd" and budget.start == "zero" and objective.first is not None and starts is None:
+        raise SettingsError("this objective is stationary at the clean image: let APGD start at random")
     _check_range(images, ball)
     positions = torch.arange(units, device=images.device)
     ids = positions if ids is None else ids
@@ -149,6 +158,7 @@ def ascend(
             key,
             None if embedded is None else embedded[s],
             watch,
+            None if starts is None else starts[s],
         )
         for s in (slice(i, i + size) for i in range(0, units, size))
     ]
@@ -187,6 +197,7 @@ def _attack(
     key: Key | None,
     embedded: Tensor | None,
     watch: Watch | None,
+    starts: Tensor | None,
 ) -> Ascent:
     """All starts of one batch of units; a later start is for survivors and replaces what it beats."""
     moving = [v for v, moved in enumerate(moves) if moved]
@@ -213,18 +224,27 @@ def _attack(
         rows = torch.nonzero(~met).squeeze(1)
         if not len(rows):
             break
-        first = objective.first if attempt == 0 and budget.start == "zero" else None
+        given = starts is not None and attempt == 0
+        clean_start = attempt == 0 and budget.start == "zero" and not given
+        first = objective.first if clean_start else None
         origin = clean[rows]
-        if budget.start != "zero" or attempt > 0:
+        if given and starts is not None:
+            x = ball.project(starts[:, moving][rows], origin)
+        elif budget.start != "zero" or attempt > 0:
             assert key is not None
             x = ball.start(origin, key("start", attempt), ids[rows])
             if budget.start == "tiny" and attempt == 0:
                 x = ball.project(origin + TINY * (x - origin), origin)
         else:
             x = origin.clone()
-        known = embedded is not None and attempt == 0 and budget.start == "zero" and budget.drop and not budget.weighs
+        known = embedded is not None and clean_start and budget.drop and not budget.weighs
         over = objective.met(embedded, positions) if known and embedded is not None else None
-        climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions, over, watch)
+        if budget.rule == "apgd":
+            climb = adapt(
+                embed_units, _laid(x), _laid(origin), objective, ball, budget.steps, rows, positions, budget.drop
+            )
+        else:
+            climb = _climb(embed_units, x, origin, objective, ball, budget, first, rows, positions, over, watch)
         work += climb.work
         active = active or climb.active
         if budget.restarts == 1:
@@ -236,17 +256,6 @@ def _attack(
     result = images.clone()
     result[:, moving] = best
     return Ascent(result, level if budget.weighs else None, work, active)
-
-
-@dataclass
-class _Climb:
-    """One start: where the moving views arrived, how high, which units met their goal, what it took."""
-
-    x: Tensor
-    level: Tensor
-    met: Tensor
-    work: int = 0
-    active: list[int] = field(default_factory=list)
 
 
 def _climb(
@@ -261,7 +270,7 @@ def _climb(
     positions: Tensor,
     over: Tensor | None,
     watch: Watch | None,
-) -> _Climb:
+) -> Climb:
     """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led.
 
     Only who is left is carried along. With units that leave, a step waits once for the GPU, to learn how many.
@@ -270,7 +279,7 @@ def _climb(
     level = torch.full((len(x),), -torch.inf, device=x.device, dtype=torch.float64)
     best = budget.keep == "best"
     x = _laid(x)
-    out = _Climb(x.clone() if best else x, level, met)
+    out = Climb(x.clone() if best else x, level, met)
     active, here, region = torch.arange(len(x), device=x.device), x, Region(ball, _laid(origin))
     if over is not None:
         active = torch.nonzero(~met).squeeze(1)

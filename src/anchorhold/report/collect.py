@@ -17,7 +17,7 @@ from ..auditing.verdict import SCHEMA as AUDIT_SCHEMA
 from ..errors import RunError
 from ..record import Run
 
-__all__ = ["Entry", "Found", "collect", "dig", "number"]
+__all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
 _PASSED_OVER = ("shards",)  # rows of audits
 _AGREE = 0.5  # points of R@1 by which the same model may differ between two machines
@@ -98,6 +98,24 @@ def _flat(row: Mapping[str, Any], least: float) -> bool:
     return (separability is not None and separability < least) or (distance is not None and distance < _FLAT)
 
 
+def flat_since(run: Entry) -> tuple[list[tuple[float, float]], int | None]:
+    """Stretches of epochs, warm-up apart, that show the signs of collapse, and the first such epoch."""
+    if run.last("r1") is None:  # pretraining has an untrained head: nothing to judge
+        return [], None
+    least = number(run.setting("train.collapse_separability")) or 0.0
+    warm = number(run.setting("train.collapse_warmup")) or 0
+    bands: list[tuple[float, float]] = []
+    for row in run.rows:
+        epoch = number(row.get("epoch"))
+        if epoch is None or epoch <= warm or not _flat(row, least):
+            continue
+        if bands and bands[-1][1] == epoch - 1:
+            bands[-1] = bands[-1][0], epoch
+        else:
+            bands.append((epoch, epoch))
+    return bands, int(bands[0][0]) if bands else None
+
+
 @dataclass(frozen=True)
 class Found:
     """What there is to compare, and a line for everything that had to be left out."""
@@ -112,8 +130,8 @@ def collect(folders: Iterable[str | Path]) -> Found:
     runs: list[Entry] = []
     audits: list[Entry] = []
     roots = [Path(folder).expanduser() for folder in folders]
-    for path in _walk(roots, problems):
-        for name, read, found in (("run.json", _run, runs), ("audit.json", _audit, audits)):
+    for path in walk(roots, problems):
+        for name, read, found in (("run.json", read_run, runs), ("audit.json", _audit, audits)):
             if (path / name).is_file():
                 try:
                     found.append(read(path))
@@ -128,7 +146,7 @@ def collect(folders: Iterable[str | Path]) -> Found:
     return Found(_named(entries, roots), tuple(problems))
 
 
-def _walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
+def walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
     """Every folder once, in order of names; links are followed, but not in circles."""
     seen: set[Path] = set()
     for root in roots:
@@ -150,7 +168,8 @@ def _walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
         waiting += [folder / name for name in reversed(inside) if name not in _PASSED_OVER and name[0] != "."]
 
 
-def _run(path: Path) -> Entry:
+def read_run(path: Path) -> Entry:
+    """A run folder, finished or not; one that cannot be used is refused."""
     run = Run(path)
     info = run.read_json()
     if not isinstance(dig(info, "settings", "defence"), Mapping) or not isinstance(info.get("status"), str):
@@ -162,17 +181,22 @@ def _run(path: Path) -> Entry:
     return Entry(path, info, tuple(row for row in rows if isinstance(row, Mapping)))
 
 
-def _audit(path: Path) -> Entry:
+def read_audit(path: Path) -> dict[str, Any]:
+    """What audit.json says; one that cannot be used is refused."""
     file = path / "audit.json"
     try:
-        audit = json.loads(file.read_text(encoding="utf-8"))
+        audit: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {file}: {error}") from None
     if dig(audit, "schema") != AUDIT_SCHEMA:
         raise RunError(f"{file} has schema {dig(audit, 'schema')!r}; this version reads {AUDIT_SCHEMA}")
     if not all(isinstance(audit.get(part), Mapping) for part in ("settings", "data", "clean", "protocols")):
         raise RunError(f"{file} lacks settings, data, clean metrics or protocols")
-    return Entry(path, {}, audit=audit)
+    return audit
+
+
+def _audit(path: Path) -> Entry:
+    return Entry(path, {}, audit=read_audit(path))
 
 
 # Which audit is whose ---------------------------------------------------------------------------------------

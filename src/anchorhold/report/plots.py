@@ -129,7 +129,9 @@ def _checked(out: str | Path) -> Path:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise AnchorholdError("plots need matplotlib, which is not installed: pip install 'anchorhold[plots]'") from None
+        raise AnchorholdError(
+            "plots need matplotlib, which is not installed: pip install 'anchorhold[plots]'"
+        ) from None
     return out
 
 

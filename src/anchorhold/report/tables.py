@@ -12,7 +12,20 @@ from pathlib import Path
 
 from ..settings import check, nearest
 
-__all__ = ["Cell", "Column", "Estimate", "Mean", "Table", "called", "one_line", "plain", "render", "shortened"]
+__all__ = [
+    "Cell",
+    "Column",
+    "Estimate",
+    "Mean",
+    "Table",
+    "called",
+    "one_line",
+    "plain",
+    "render",
+    "shortened",
+    "used",
+    "written",
+]
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,8 @@ def called(path: str) -> str:
     return file.resolve().parent.name if file.name == "model.safetensors" else file.stem
 
 
-def _shown(cell: Cell, column: Column) -> str:
+def written(cell: Cell, column: Column) -> str:
+    """A cell as it is read: a dash where there is nothing, an interval where it has one."""
     if cell is None:
         return "–"
     if isinstance(cell, str):
@@ -135,7 +149,7 @@ def _sides(table: Table) -> list[Side]:
     return [(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
 
 
-def _used(table: Table) -> list[Side]:
+def used(table: Table) -> list[Side]:
     """The columns in which anything stands."""
     return [(column, cells) for column, cells in _sides(table) if any(cell is not None for cell in cells)]
 
@@ -149,13 +163,13 @@ def _text(table: Table, width: int | None) -> str:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    sides, absent = _fitted(_used(table), width)
+    sides, absent = _fitted(used(table), width)
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column, cells in sides:
         words = all(cell is None or isinstance(cell, str) for cell in cells)
         grid.add_column(Text(one_line(column.head)), justify="left" if words else "right", overflow="fold")
     for place in range(len(table.rows)):
-        grid.add_row(*(Text(shortened(_shown(cells[place], column))) for column, cells in sides))
+        grid.add_row(*(Text(shortened(written(cells[place], column))) for column, cells in sides))
     out = io.StringIO()
     # As text, not as a terminal: colours and links of a name would be the terminal's to obey.
     console = Console(file=out, width=width or 10_000, force_terminal=False, color_system=None, markup=False)
@@ -169,7 +183,7 @@ def _fitted(sides: list[Side], width: int | None) -> tuple[list[Side], str]:
     """What fits: spare columns go from the right, then the intervals; and what has gone."""
 
     def wide() -> int:
-        cells = ([column.head, *(shortened(_shown(cell, column)) for cell in cells)] for column, cells in sides)
+        cells = ([column.head, *(shortened(written(cell, column)) for cell in cells)] for column, cells in sides)
         return sum(max(map(len, each)) + 3 for each in cells) - 3
 
     absent: list[str] = []
@@ -187,13 +201,13 @@ def _fitted(sides: list[Side], width: int | None) -> tuple[list[Side], str]:
 
 
 def _markdown(table: Table) -> str:
-    used = _used(table)
+    sides = used(table)
 
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
 
-    head = [line([column.head for column, _ in used]), "|" + "---|" * len(used)]
-    body = [line([_shown(cells[place], column) for column, cells in used]) for place in range(len(table.rows))]
+    head = [line([column.head for column, _ in sides]), "|" + "---|" * len(sides)]
+    body = [line([written(cells[place], column) for column, cells in sides]) for place in range(len(table.rows))]
     return "\n".join([*head, *body, *(f"\n{_escaped(one_line(note))}" for note in table.notes)])
 
 

@@ -1,0 +1,269 @@
+"""How time and memory grow with steps, triplets, images and gallery, as JSON.
+
+    python benchmarks/scale.py --out scale.json                 # on a GPU where there is one
+    python benchmarks/scale.py --device cpu --threads 2 --out scale-cpu.json
+    python benchmarks/scale.py --only gallery,search --quick
+    python benchmarks/scale.py --only stores --root CUB_200_2011
+
+Every row is measured in a process of its own, so that its peak is its own: `peak_mb` is all that the process ever held
+at a time, torch itself included (row `nothing`), `gpu_peak_mb` what was allocated on the GPU.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Found = dict[str, Any]
+
+
+# What is measured: each makes its material, then gives the work to be timed --------------------------------
+
+
+def nothing(device: str) -> Callable[[], Found]:
+    """What a process costs that only loads torch."""
+    import torch
+
+    return lambda: {"threads": torch.get_num_threads()}
+
+
+def _embeddings(count: int, dim: int, classes: int, device: str) -> Any:
+    """Unit vectors around centres of their classes, so that R@1 is between 0 and 1."""
+    import torch
+
+    from anchorhold.geometry import unit
+
+    torch.manual_seed(0)
+    labels = torch.arange(count) % classes
+    centres = torch.randn(classes, dim)
+    points = torch.randn(count, dim)
+    for part in range(0, count, 2**14):  # in parts: the material must not be what fills the memory
+        points[part : part + 2**14] += 0.35 * centres[labels[part : part + 2**14]]
+        points[part : part + 2**14] = unit(points[part : part + 2**14])
+    return points.to(device), labels.to(device)
+
+
+def metrics(device: str, count: int, dim: int, classes: int) -> Callable[[], Found]:
+    """R@k, mAP and mAP@R of a whole test split against itself."""
+    from anchorhold.metrics import evaluate
+
+    e, labels = _embeddings(count, dim, classes, device)
+    return lambda: evaluate(e, labels).percent()
+
+
+def nmi(device: str, count: int, dim: int, classes: int, iterations: int) -> Callable[[], Found]:
+    """NMI of the same, as many clusters as classes, after so many iterations (25 is what scores are made with)."""
+    from anchorhold.metrics import kmeans, normalised_mutual_information
+    from anchorhold.random import Key
+
+    e, labels = _embeddings(count, dim, classes, device)
+    key = Key.of(0)
+    return lambda: {"NMI": 100 * normalised_mutual_information(kmeans(e, classes, key, iterations), labels)}
+
+
+def gallery(device: str, count: int, dim: int = 512, queries: int = 1000) -> Callable[[], Found]:
+    """R@k and mAP of 1,000 queries against a gallery of `count`."""
+    from anchorhold.metrics import evaluate
+
+    e, labels = _embeddings(count + queries, dim, count // 5, device)
+    asked, searched = slice(0, queries), slice(queries, None)
+    return lambda: evaluate(e[asked], labels[asked], gallery=e[searched], gallery_labels=labels[searched]).percent()
+
+
+def search(device: str, count: int, dim: int = 128, queries: int = 100, k: int = 10) -> Callable[[], Found]:
+    """The exact 10 nearest of `count` items for 100 queries."""
+    from anchorhold.geometry import retrieve
+
+    e, _ = _embeddings(count, dim, 1000, device)
+    return lambda: {"nearest": round(float(retrieve(e[:queries] + 0.01, e, k).distances[:, 0].mean()), 4)}
+
+
+def training(device: str, steps: int = 8, pairs: int = 56) -> Callable[[], Found]:
+    """Milliseconds of a min-max step, of which nobody leaves early: inner `steps` on `pairs` triplets.
+
+    On a GPU ResNet-18 at 224 pixels, on a CPU a small net at 16.
+    """
+    import torch
+
+    import anchorhold as ah
+
+    gpu = device == "cuda"
+    count, side = 2 * max(pairs, 112), 256 if gpu else 16
+    torch.manual_seed(0)
+    labels = torch.arange(count) % 28
+    pixels = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8)
+    split = ah.Split("noise", labels, tuple(map(str, range(28))), images=pixels)
+    small = {"model": {"backbone": "small", "dim": 64, "weights": ""}, "data": {"resize": 0, "crop": 0}}
+    large = {"model": {"weights": ""}, "data": {"resize": 256, "crop": 224}}
+    changes: dict[str, Any] = {
+        **(large if gpu else small),
+        "train": {
+            "epochs": 3,
+            "evaluate_every": 99,
+            "checkpoint_seconds": 1e9,
+            "on_collapse": "warn",
+            "compile": "off",
+        },
+        "batch": {"pairs": pairs},
+        "defence": {"steps": steps},
+    }
+
+    def work() -> Found:
+        with tempfile.TemporaryDirectory() as place:
+            data = ah.Dataset("noise", split, split)
+            first, second, _ = ah.fit(None, data, "minmax", place, overrides=changes, device=device).metrics()
+        spent = second["seconds"] - first["seconds"]
+        return {"ms": 1000 * spent / (second["step"] - first["step"]), "image_steps_a_step": second["image_steps"]}
+
+    return work
+
+
+def images(device: str, count: int, store: str, side: int = 256) -> Callable[[], Found]:
+    """Images a second of an epoch from files: decoded into memory first, or streamed."""
+    import numpy as np
+    import torch
+    from PIL import Image
+
+    from anchorhold.console import Silent
+    from anchorhold.data.splits import Split
+    from anchorhold.monitors import load_images
+    from anchorhold.settings import DataSettings
+
+    place = tempfile.TemporaryDirectory()
+    noise = np.random.default_rng(0)
+    own = Path(place.name)
+    for number in range(32):  # so many different files; the others are links to them
+        coarse = Image.fromarray(noise.integers(0, 256, (24, 24, 3), dtype=np.uint8))
+        coarse.resize((300, 280), Image.Resampling.BILINEAR).save(own / f"{number}.jpg", quality=90)
+    for number in range(32, count):
+        (own / f"{number}.jpg").symlink_to(own / f"{number % 32}.jpg")
+    paths = tuple(own / f"{number}.jpg" for number in range(count))
+    split = Split("files", torch.arange(count) % 2, ("a", "b"), paths, root=own)
+
+    def work() -> Found:
+        with place:
+            begun = time.perf_counter()
+            settings = DataSettings(resize=side, crop=0, store=store)  # type: ignore[arg-type]
+            held = load_images(split, settings, torch.device(device), Silent()).store
+            loaded = time.perf_counter()
+            seen = sum(len(frames) for frames in held.frames(torch.randperm(count).split(112)))
+            return {"load_s": loaded - begun, "epoch_images_a_second": seen / (time.perf_counter() - loaded)}
+
+    return work
+
+
+def stores(device: str, root: str, store: str) -> Callable[[], Found]:
+    """Milliseconds of an HM-LGA step on CUB, its images held in memory or streamed."""
+    import anchorhold as ah
+
+    changes: dict[str, Any] = {
+        "model": {"weights": ""},
+        "data": {"store": store},
+        "train": {"epochs": 4, "evaluate_every": 99, "checkpoint_seconds": 1e9, "on_collapse": "warn"},
+    }
+
+    def work() -> Found:
+        with tempfile.TemporaryDirectory() as place:
+            data = ah.dataset("cub", root)
+            _, first, second, _ = ah.fit(None, data, "hm-lga", place, overrides=changes, device=device).metrics()
+        return {"ms": 1000 * (second["seconds"] - first["seconds"]) / (second["step"] - first["step"])}
+
+    return work
+
+
+# Which sizes -----------------------------------------------------------------------------------------------
+
+SOP = {"count": 60502, "dim": 512, "classes": 11316}  # the shape of its test split
+PARTS: dict[str, tuple[Callable[..., Any], list[Found]]] = {
+    "nothing": (nothing, [{}]),
+    "steps": (training, [{"steps": n} for n in (1, 4, 8, 16, 32)]),
+    "triplets": (training, [{"pairs": n} for n in (14, 28, 56, 112, 224)]),
+    "images": (
+        images,
+        [{"count": n, "store": kind} for kind in ("resident", "stream") for n in (500, 1000, 2000, 4000)],
+    ),
+    "gallery": (gallery, [{"count": n} for n in (5_000, 10_000, 20_000, 50_000, 100_000)]),
+    "search": (search, [{"count": n} for n in (10_000, 100_000, 1_000_000)]),
+    "metrics": (metrics, [SOP]),
+    "nmi": (nmi, [{**SOP, "iterations": n} for n in (1, 25)]),
+    "stores": (stores, [{"store": "resident"}, {"store": "stream"}]),
+}
+
+
+def measured(part: str, sizes: Found, device: str, threads: int) -> Found:
+    """One row, in this process."""
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    work = PARTS[part][0](device, **sizes)
+    gpu = device == "cuda"
+    if gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    begun = time.perf_counter()
+    found = work()
+    if gpu:
+        torch.cuda.synchronize()
+    spent = time.perf_counter() - begun
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    sizes = {name: size for name, size in sizes.items() if name != "root"}
+    row = {**sizes, "seconds": spent, "peak_mb": peak, **found}
+    return row | ({"gpu_peak_mb": torch.cuda.max_memory_allocated() / 1e6} if gpu else {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 leaves it as it is")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(PARTS)}, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="leave out the largest size of each")
+    parser.add_argument("--root", default="", help="where CUB lies; without it `stores` is left out")
+    parser.add_argument("--out", default="")
+    parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)  # what the processes are told
+    args = parser.parse_args()
+    if args.row:
+        print(json.dumps(measured(args.row[0], json.loads(args.row[1]), args.device, args.threads)))
+        return
+    # The parent stays small: a child starts with the peak of who made it.
+    device = args.device if args.device != "auto" else _run([sys.executable, "-c", _ASK])
+    parts = args.only.split(",") if args.only else list(PARTS)
+    found: dict[str, list[Found]] = {}
+    for part in parts:
+        sizes = PARTS[part][1]
+        if part == "stores":
+            sizes = [{"root": args.root, **each} for each in sizes if args.root]
+        for each in sizes[:-1] if args.quick and len(sizes) > 1 else sizes:
+            command = [sys.executable, __file__, "--device", device, "--threads", str(args.threads)]
+            line = _run([*command, "--row", part, json.dumps(each)])
+            print(part, line, file=sys.stderr, flush=True)
+            found.setdefault(part, []).append(json.loads(line))
+    about = json.loads(_run([sys.executable, "-c", _ABOUT.format(device=device)]))
+    text = json.dumps({**about, "threads": args.threads, "scale": found}, indent=1)
+    print(text)
+    if args.out:
+        Path(args.out).write_text(text + "\n", encoding="utf-8")
+
+
+_ASK = "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"
+_ABOUT = """
+import json, torch
+from anchorhold.record import provenance
+print(json.dumps(provenance(torch.device("{device}"))))
+"""
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""003's tables 3, 4 and 7: algorithm 1 with FGSM, C&W and PGD, for several models side by side."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..console import Report, Silent
+from ..record import atomic
+from .intake import Data
+from .run import audit
+
+__all__ = ["Algorithm1", "algorithm1"]
+
+METHODS = ("benign", "fgsm", "cw", "pgd")
+_PRINTED = {"benign": "Benign", "fgsm": "FGSM", "cw": "C&W", "pgd": "PGD"}
+
+
+@dataclass(frozen=True)
+class Algorithm1:
+    """R@1 and mAP@R in percent by model and method, and for PGD their standard deviation over the starts."""
+
+    eps: float
+    values: dict[str, dict[str, dict[str, float | None]]]
+
+    def __str__(self) -> str:
+        wide = max(10, *(len(name) for name in self.values)) + 2
+        lines = [f"algorithm 1 of 003, Linf, ε {self.eps:g}", f"{'':{wide}}{'':8}{'R@1':>14}{'mAP@R':>14}"]
+        for model, rows in self.values.items():
+            for method, row in rows.items():
+                cells = []
+                for name in ("R@1", "mAP@R"):
+                    std = row[f"{name} std"]
+                    cells.append(f"{row[name]:.1f}" + ("" if std is None else f" ± {std:.1f}"))
+                lines.append(f"{model:{wide}}{_PRINTED[method]:8}" + "".join(f"{cell:>14}" for cell in cells))
+        return "\n".join(lines)
+
+    def save(self, path: Path) -> Path:
+        """Write the numbers as JSON."""
+        with atomic(path) as temporary:
+            text = json.dumps({"eps": self.eps, "values": self.values}, indent=2, ensure_ascii=False)
+            temporary.write_text(text + "\n", encoding="utf-8")
+        return path
+
+
+def algorithm1(
+    models: Mapping[str, nn.Module],
+    data: Data,
+    *,
+    eps: float = 0.01,
+    limit: int = 0,
+    seeds: int = 5,
+    out: str | Path | None = None,
+    report: Report | None = None,
+    **options: Any,
+) -> Algorithm1:
+    """003's FGSM / C&W / PGD table: FGSM with step ε, C&W with 50 iterations, PGD with 5 steps from `seeds` starts.
+
+    `options` go to `audit`: seed, batch, device and the like. With `out` each audit is resumed where it was stopped.
+    """
+    report = report or Silent()
+    values: dict[str, dict[str, dict[str, float | None]]] = {}
+    for name, model in models.items():
+        rows: dict[str, dict[str, float | None]] = {}
+        for method in METHODS[1:]:
+            report.say(f"{name}: {_PRINTED[method]}")
+            found = audit(
+                model,
+                data,
+                protocols="corrected",
+                attacks=["nearest"],
+                budget="adml",
+                eps=eps,
+                limit=limit,
+                method=method,  # type: ignore[arg-type]
+                seeds=seeds if method == "pgd" else 1,
+                out=None if out is None else Path(out) / name / method,
+                examine=None,
+                report=report,
+                **options,
+            )
+            columns = found.protocols["corrected"].columns
+            pairs = {"R@1": columns["nearest"], "mAP@R": columns["nearest:mAP@R"]}
+            if "benign" not in rows:
+                before = {part: column.initial for part, column in pairs.items()}
+                rows["benign"] = before | {f"{part} std": None for part in pairs}
+            rows[method] = {part: column.value for part, column in pairs.items()}
+            rows[method] |= {f"{part} std": column.std for part, column in pairs.items()}
+        values[name] = rows
+    table = Algorithm1(eps, values)
+    if out is not None:
+        table.save(Path(out) / "algorithm1.json")
+    return table

@@ -1,0 +1,45 @@
+"""What is left of a perturbation once its image is a file: rounded to 8 bits, or a JPEG of quality 90."""
+
+import io
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..settings import check
+
+__all__ = ["FORMS", "in_8_bits", "levels_within", "through_jpeg"]
+
+QUALITY = 90
+
+
+def in_8_bits(images: Tensor) -> Tensor:
+    """Images in [0, 1] rounded to multiples of 1/255."""
+    return (images * 255).round().clamp(0, 255) / 255
+
+
+def through_jpeg(images: Tensor, quality: int = QUALITY) -> Tensor:
+    """NCHW images as they come back from a JPEG file; it need not stay within ε."""
+    from PIL import Image
+
+    check(images.shape[1] in (1, 3), f"JPEG holds 1 or 3 channels, not {images.shape[1]}")
+    bytes_ = (images.detach() * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    back = []
+    for pixels in bytes_:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "JPEG", quality=quality)
+        back.append(torch.from_numpy(np.asarray(Image.open(buffer)).reshape(pixels.shape).copy()))
+    return (torch.stack(back).permute(0, 3, 1, 2).to(images.device).to(images.dtype) / 255).contiguous()
+
+
+def levels_within(images: Tensor, clean: Tensor, eps: float) -> Tensor:
+    """The 8-bit levels (N, C, H, W) nearest to images that lie within ε of clean ones, whatever levels those have."""
+    centre = 255 * clean.double()
+    low, high = (centre - 255 * eps - 1e-4).ceil(), (centre + 255 * eps + 1e-4).floor()
+    wanted = (255 * images.double()).round()
+    # Where ε holds no level at all, the clean pixel's nearest one is what a file would have.
+    wanted = torch.where(low <= high, torch.minimum(torch.maximum(wanted, low), high), centre.round())
+    return wanted.clamp(0, 255).to(torch.uint8)
+
+
+FORMS = {"8 bits": in_8_bits, "JPEG 90": through_jpeg}

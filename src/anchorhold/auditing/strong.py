@@ -1,0 +1,305 @@
+"""The strong audit: the ensemble on every goal, in fixed batches, and what it comes to.
+
+Over several ε, what a smaller one found stays in the contest and is where one more attack starts: curves can only fall.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attacks import Scene
+from ..console import Report
+from ..geometry import euclidean
+from ..model.frozen import Embed, embed_all
+from ..perturb.ascend import Budget
+from ..perturb.ball import Ball
+from ..random import Key
+from ..scores import ERS_COLUMNS, ers
+from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
+from .intake import Material
+from .realisable import FORMS, levels_within
+from .receipts import Receipts
+from .shards import Shard, Shards
+from .verdict import NOT_PERCENT, Outcome, RunRows, in_units
+
+__all__ = ["RECEIPTS", "Strong", "additions", "overstated", "strengthen"]
+
+RECEIPTS = 32  # images that are kept for each goal, spread evenly over the samples whatever came of them
+
+
+@dataclass(frozen=True, eq=False)
+class Strong:
+    """What the ensemble found: rows like those of a standard run, and what is known about them."""
+
+    runs: tuple[RunRows, ...]
+    curve: dict[str, Any] | None
+    about: dict[str, Any]
+    doubts: dict[str, float]
+    receipts: dict[str, dict[str, Tensor]]
+
+
+def strengthen(
+    chosen: Sequence[Task],
+    standard: Sequence[RunRows],
+    embed: Embed,
+    material: Material,
+    scene: Scene,
+    attacked: Mapping[str, Tensor],
+    ball: Ball,
+    budget: Budget,
+    batch: int,
+    key: Key,
+    climbing: Callable[[], AbstractContextManager[object]],
+    shards: Shards,
+    report: Report,
+    *,
+    members: Sequence[Member] = MEMBERS,
+    surrogate: Surrogate | None = None,
+    epsilons: Sequence[float] = (),
+) -> Strong:
+    """The ensemble on every goal, batch by batch; batches that have a shard are not done again."""
+    members = [m for m in members if surrogate is not None or m.kind != "transfer"]
+    ladder = sorted({*epsilons, ball.eps})
+    what = f"{[m.name for m in members]} {SQUARE_QUERIES} {ladder} {'' if surrogate is None else surrogate.weights}"
+    runs, whole, receipts = [], {}, {}
+    if members:
+        samples = len(ladder) * sum(len(attacked[task.goal.side]) for task in chosen)
+        report.say(f"strong: up to {STEPS * samples:,} image-steps and {SQUARE_QUERIES * samples:,} queries of Square")
+    for task in chosen:
+        ids = attacked[task.goal.side]
+        kept = set(ids[torch.linspace(0, len(ids) - 1, min(RECEIPTS, len(ids))).round().long()].tolist())
+        label, parts = f"{task.name}.strong", []
+        known = shards.find(label, None, what)
+        with report.task(f"{task.name} (strong)", len(ids)) as advance:
+            for index, part in enumerate(ids.split(batch) if known is None else ()):
+                shard = shards.find(label, index, what)
+                if shard is None:
+                    begun = time.monotonic()
+                    (images,) = material.side(task.goal.side).plain(part, batch=len(part))
+                    with climbing():
+                        contest = Contest(task, embed, images.to(scene.gallery.dtype), scene, part, key)
+                        rows = _climb_ladder(contest, ladder, ball, budget, members, surrogate, kept)
+                    shard = Shard(rows, time.monotonic() - begun, contest.steps)
+                    shards.keep(label, index, shard, what)
+                parts.append(shard)
+                advance(sum(len(each.rows["ids"]) for each in parts), "")
+        if known is None:
+            joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
+            known = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
+            shards.keep(label, None, known, what)
+        runs.append(_run_rows(task, label, known, standard))
+        whole[task.name] = known.rows
+        receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
+    return Strong(
+        tuple(runs),
+        _curve(chosen, whole, ladder) if len(ladder) > 1 else None,
+        {
+            "members": [m.name for m in members],
+            "surrogate": None if surrogate is None else surrogate.weights,
+            "square_queries": SQUARE_QUERIES,
+            "image_steps": sum(run.image_steps for run in runs),
+            "queries": int(sum(rows["queries"].sum() for rows in whole.values())),
+            "after": {task.name: _after(task, whole[task.name], members) for task in chosen},
+            "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FORMS},
+        },
+        _doubts(chosen, whole, members),
+        receipts,
+    )
+
+
+def _climb_ladder(
+    contest: Contest,
+    ladder: Sequence[float],
+    ball: Ball,
+    budget: Budget,
+    members: Sequence[Member],
+    surrogate: Surrogate | None,
+    kept: set[int],
+) -> dict[str, Tensor]:
+    """All members at every ε, the smallest first, and the rows that are left of it."""
+    task, rows = contest.task, {"ids": contest.ids}
+    if contest.targets is not None:
+        rows["targets"] = contest.targets
+    rows |= {f"before/{name}": row for name, row in contest.initial.items()}
+    for place, eps in enumerate(ladder):
+        here, starts = replace(ball, eps=eps), contest.images.clone() if place else None
+        scale = eps / ball.eps if ball.eps else 1.0
+        contest.standard(here, replace(budget, alpha=budget.alpha * scale))
+        rows["after/standard"] = contest.measures[task.main]
+        if starts is not None:
+            contest.enter(WARM, here, surrogate, starts)
+        for member in members:
+            contest.enter(member, here, surrogate)
+            rows[f"after/{member.name}"] = contest.measures[task.main]
+        rows |= {f"curve/{place}/{name}": row for name, row in contest.measures.items()}
+        if eps == ball.eps:
+            rows |= _snapshot(contest, eps, kept)
+            final = {name: row for name, row in rows.items() if name.startswith("after/")}
+    rows |= final
+    rows["queries"] = torch.tensor([contest.queries])
+    return rows
+
+
+def _snapshot(contest: Contest, eps: float, kept: set[int]) -> dict[str, Tensor]:
+    """What is reported of the audit's own ε: measures, as files too, and the receipts."""
+    rows = {f"held/{name}": row for name, row in contest.measures.items()}
+    clean = contest.scene.clean(contest.task.goal.side)[contest.ids]
+    rows["shift"] = euclidean(contest.embeddings, clean).double()
+    for form, change in FORMS.items():
+        if contest.images.shape[1] in (1, 3):
+            after = contest.measure(embed_all(contest.embed, [change(contest.images)]))
+            rows |= {f"{form}/{name}": row for name, row in after.items()}
+    picked = torch.tensor([place for place, number in enumerate(contest.ids.tolist()) if number in kept]).long()
+    picked = picked.to(contest.ids.device)
+    levels = levels_within(contest.images[picked], contest.clean[picked], eps)
+    rows |= {"receipt/ids": contest.ids[picked], "receipt/images": levels}
+    rows["receipt/measure"] = contest.measures[contest.task.main][picked]
+    if len(picked):  # what is stated is measured on the files as they will be
+        seen = embed_all(contest.embed, [levels.to(contest.clean.dtype) / 255])
+        rows["receipt/measure"] = contest.measure(seen, picked)[contest.task.main]
+    if contest.targets is not None:
+        rows["receipt/targets"] = contest.targets[picked]
+    return rows
+
+
+# ---------------------------------------------------------------- what it comes to
+
+
+def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows]) -> RunRows:
+    rows, held = shard.rows, {}
+    for column, measure in task.columns.items():
+        worst = rows[f"held/{measure}"]
+        for run in standard:  # made again they are the same; where a device computes otherwise, the worse counts
+            known = run.measures.get("corrected", {}).get(column)
+            if known is not None:
+                worst = torch.maximum(worst, known) if column in FALLS else torch.minimum(worst, known)
+        held[column] = worst
+    before = {column: rows[f"before/{measure}"] for column, measure in task.columns.items()}
+    return RunRows(
+        label=label,
+        attack=task.name,
+        goals={"strong": {}},
+        side=task.goal.side,
+        ids=rows["ids"],
+        targets=rows.get("targets"),
+        shift=rows["shift"],
+        measures={"strong": held},
+        initial={"strong": before},
+        examples={},
+        seconds=shard.seconds,
+        image_steps=shard.image_steps,
+    )
+
+
+def _columns(chosen: Sequence[Task], whole: Mapping[str, Mapping[str, Tensor]], head: str) -> dict[str, Any]:
+    """Means of every column under `head` of the rows, and ERS where all of its columns are there."""
+    values = {}
+    for task in chosen:
+        for column, measure in task.columns.items():
+            row = whole[task.name].get(head + measure)
+            if row is not None:
+                values[column] = in_units(column) * float(row.nanmean())
+    score = ers({name: values[name] for name in ERS_COLUMNS}) if set(ERS_COLUMNS) <= set(values) else None
+    return {"columns": values, "ers": score}
+
+
+def _after(task: Task, rows: Mapping[str, Tensor], members: Sequence[Member]) -> dict[str, float]:
+    """The contested measure after the standard runs and after each member, in the units of the table."""
+    names = ["standard", *(m.name for m in members)]
+    return {name: in_units(task.main) * float(rows[f"after/{name}"].nanmean()) for name in names}
+
+
+def _curve(
+    chosen: Sequence[Task],
+    whole: Mapping[str, Mapping[str, Tensor]],
+    ladder: Sequence[float],
+) -> dict[str, Any]:
+    """R@1 and, where it is defined, ERS at every ε, the clean values first."""
+    points = [_columns(chosen, whole, head) for head in ("before/", *(f"curve/{i}/" for i in range(len(ladder))))]
+    lines: dict[str, list[float]] = {}
+    for task in chosen:
+        if task.name == "recall":
+            lines["R@1"] = [point["columns"][next(iter(task.columns))] for point in points]
+    if all(point["ers"] is not None for point in points):
+        lines["ERS"] = [point["ers"] for point in points]
+    for column in points[0]["columns"]:
+        lines.setdefault(column, [point["columns"][column] for point in points])
+    return {"about": "the worst that any attack found", "eps": [0.0, *ladder], "lines": lines}
+
+
+def _doubts(
+    chosen: Sequence[Task],
+    whole: Mapping[str, Mapping[str, Tensor]],
+    members: Sequence[Member],
+) -> dict[str, float]:
+    """What flags ask about the ensemble, in percent.
+
+    The shares of samples that Square, or transfer, still beat after all attacks by gradients: of right answers, or,
+    without a recall goal, of samples that it pushed 5 % of the list further.
+    """
+    found: dict[str, float] = {}
+    task = next((each for each in chosen if each.name == "recall"), chosen[0] if chosen else None)
+    if task is None:
+        return found
+    rows, names = whole[task.name], ["standard", *(m.name for m in members)]
+    clean = rows[f"before/{task.main}"]
+    counted = clean > 0.5 if task.name == "recall" else torch.ones_like(clean, dtype=torch.bool)
+    for before, member in zip(names, members):
+        if member.kind == "white" or not counted.any():
+            continue
+        gain = (rows[f"after/{member.name}"] - rows[f"after/{before}"]).abs() > 0.05
+        found[member.kind] = 100 * float(gain[counted].double().mean())
+    return found
+
+
+def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
+    """By how many points the standard audit says more than the strong one: of ERS, or of the column that fell most."""
+    standard, strong = outcomes["corrected"], outcomes["strong"]
+    if standard.ers is not None and strong.ers is not None:
+        return {"standard": standard.ers.value, "strong": strong.ers.value, "score": 1.0}
+    falls = {
+        name: (100 if name in NOT_PERCENT else 1) * abs(standard.columns[name].value - column.value)
+        for name, column in strong.columns.items()
+        if name in standard.columns
+    }
+    name = max(falls, key=lambda each: falls[each], default=None)
+    if name is None:
+        return {}
+    scale = 100 if name in NOT_PERCENT else 1
+    return {
+        "standard": scale * standard.columns[name].value,
+        "strong": scale * strong.columns[name].value,
+        "score": 0.0,
+    }
+
+
+def additions(
+    strong: Strong,
+    outcomes: Mapping[str, Outcome],
+    settings: Mapping[str, Any],
+    chosen: Sequence[Task],
+    model: Mapping[str, Any],
+    data: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What it adds to an Audit: a curve, what is known about the ensemble, and receipts."""
+    if settings["strength"] != "strong":
+        return {"curve": strong.curve}
+    about = {"model": model["weights"], "data": data} | {n: settings[n] for n in ("eps", "seed", "resize", "crop")}
+    how = {
+        task.name: {
+            "attack": "margin" if task.name == "recall" else task.name,
+            "measure": task.main,
+            "settings": {name: value for name, value in asdict(task.goal).items() if name != "protocol"},
+        }
+        for task in chosen
+    }
+    return {
+        "curve": strong.curve,
+        "strong": strong.about | {"doubts": strong.doubts | overstated(outcomes)},
+        "receipts": Receipts(about, strong.receipts, how),
+    }

@@ -1,0 +1,241 @@
+"""The sets of the papers as their makers lay them out: CUB-200-2011, Cars-196, Stanford Online Products, In-Shop.
+
+Where a list, an image or a class is not as its maker left it, one line says which, and where the set is to be had.
+A set that is not whole is read all the same, with a note: its scores are not those of print.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .layouts import listed_images, once, read_lines, read_table
+from .splits import Dataset, Split
+
+__all__ = ["cars", "cub", "inshop", "sop"]
+
+_AGAIN = "unpack the set again"
+
+
+def _home(root: Path | None, name: str, inner: str, file: str, source: str) -> Path:
+    """The folder that has `file`: the one given, or the one of the set's name in it."""
+    if root is None:
+        raise DataError(
+            f"{name} needs to know where it lies: give the folder {inner} (--root on the command line); {source}"
+        )
+    return root / inner if not (root / file).is_file() and (root / inner).is_dir() else root
+
+
+def _halves(whole: Split, train: Tensor) -> tuple[Split, Split]:
+    return (
+        replace(whole.keep(train), name=f"{whole.name}/train"),
+        replace(whole.keep(~train), name=f"{whole.name}/test"),
+    )
+
+
+def _compared(data: Dataset, *printed: int) -> Dataset:
+    """With a note where the numbers of images are not those of print."""
+    sides = [data.train, data.test] if len(printed) == 2 else [data.train, data.query, data.gallery]
+    if (here := [len(side) for side in sides]) == list(printed):
+        return data
+    words = [", ".join(f"{side.name} {n:,}" for side, n in zip(sides, numbers)) for numbers in (here, printed)]
+    return replace(data, notes=(*data.notes, f"not the whole set: {words[0]} images, in print {words[1]}."))
+
+
+def _number(text: Any, most: int, where: str) -> int:
+    """A class id from 1 to `most`."""
+    if not str(text).isdecimal() or not 1 <= int(text) <= most:
+        raise DataError(f"{where} gives an image the class {text}, not 1 … {most}; {_AGAIN}")
+    return int(text)
+
+
+# ---- CUB-200-2011 ----------------------------------------------------------------------------------------
+
+_CUB_CLASSES = 200
+_CUB_SOURCE = "the set is to be had from Caltech's page of CUB-200-2011 (Caltech-UCSD Birds)"
+
+
+def cub(root: Path | None, seed: int) -> Dataset:
+    """Classes 1 … 100 train, 101 … 200 test; label = class id - 1, in the order of images.txt."""
+    root = _home(root, "cub", "CUB_200_2011", "images.txt", _CUB_SOURCE)
+    files = _cub_list(root / "images.txt")
+    marks = _cub_list(root / "image_class_labels.txt")
+    names = _cub_list(root / "classes.txt")
+    if odd := sorted(files.keys() ^ marks.keys()):
+        raise DataError(
+            f"images.txt and image_class_labels.txt in {root} disagree: {len(odd)} image ids are in one of "
+            f"them only, the first is {odd[0]}; {_AGAIN}"
+        )
+    for image, mark in marks.items():
+        if not mark.isdecimal() or int(mark) not in names or int(mark) > _CUB_CLASSES:
+            raise DataError(
+                f"image_class_labels.txt in {root} gives image {image} the class {mark}, which classes.txt "
+                f"does not name; {_AGAIN}"
+            )
+    once(root / "images.txt", list(files.items()))
+    paths = listed_images(root / "images", list(files.values()), f"{_AGAIN}, {_CUB_SOURCE}")
+    labels = torch.tensor([int(marks[image]) - 1 for image in files], dtype=torch.int64)
+    classes = tuple(names.get(number, "") for number in range(1, _CUB_CLASSES + 1))
+    whole = Split("cub", labels, classes, paths, root=root / "images")
+    return _compared(Dataset("cub", *_halves(whole, labels < _CUB_CLASSES // 2)), 5864, 5924)
+
+
+def _cub_list(path: Path) -> dict[int, str]:
+    """The lines "id value" of one of CUB's lists."""
+    found: dict[int, str] = {}
+    for number, line in read_lines(path, f"give the unpacked CUB_200_2011 as root, {_CUB_SOURCE}"):
+        index, _, value = line.partition(" ")
+        if not index.isdecimal() or not value or int(index) in found:
+            raise DataError(f"line {number} of {path} is {line!r}, not a new number and a value; {_AGAIN}")
+        found[int(index)] = value.strip()
+    return found
+
+
+# ---- Cars-196 --------------------------------------------------------------------------------------------
+
+_CARS_CLASSES = 196
+_CARS_SOURCE = "the set is to be had from Stanford's page of Cars-196 (Krause et al. 2013): car_ims.tgz, cars_annos.mat"
+
+
+def cars(root: Path | None, seed: int) -> Dataset:
+    """Classes 1 … 98 train, 99 … 196 test; label = class id, in the order of the images' names."""
+    root = _home(root, "cars", "cars196", "cars_annos.mat", _CARS_SOURCE)
+    path = root / "cars_annos.mat"
+    if not path.is_file():
+        path = root / "cars_annos.csv"
+    if not path.is_file():
+        raise DataError(f"{root} has neither cars_annos.mat nor cars_annos.csv; {_CARS_SOURCE}")
+    rows, names = _cars_mat(path) if path.suffix == ".mat" else _cars_csv(path)
+    once(path, [(number, name) for number, (name, _) in enumerate(rows, start=1)])
+    rows = sorted(rows)
+    paths = listed_images(root, [name for name, _ in rows], f"{_AGAIN}, {_CARS_SOURCE}")
+    labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
+    classes = tuple(names.get(number, "") for number in range(_CARS_CLASSES + 1))  # nobody has class 0
+    whole = Split("cars", labels, classes, paths, root=root)
+    return _compared(Dataset("cars", *_halves(whole, labels <= _CARS_CLASSES // 2)), 8054, 8131)
+
+
+def _cars_mat(path: Path) -> tuple[list[tuple[str, int]], dict[int, str]]:
+    """(image, class) of every annotation, and what the classes are called."""
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+
+    try:
+        found = loadmat(path, variable_names=["annotations", "class_names"])
+        images, marks = (found["annotations"][field].ravel() for field in ("relative_im_path", "class"))
+        rows = [
+            (str(image.item()), _number(mark.item(), _CARS_CLASSES, str(path))) for image, mark in zip(images, marks)
+        ]
+        names = {number: str(name.item()) for number, name in enumerate(found["class_names"].ravel(), start=1)}
+    except DataError:
+        raise
+    except Exception as error:  # what a broken file makes scipy raise is without end
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{path} cannot be read as Cars' annotations ({reason}); {_CARS_SOURCE}") from error
+    return rows, names
+
+
+def _cars_csv(path: Path) -> tuple[list[tuple[str, int]], dict[int, str]]:
+    table = read_table(path, ("relative_im_path", "class", "class_name"), _CARS_SOURCE)
+    marks = [_number(row["class"], _CARS_CLASSES, f"line {number} of {path}") for number, row in table]
+    names = {mark: row["class_name"] for mark, (_, row) in zip(marks, table)}
+    return [(row["relative_im_path"], mark) for mark, (_, row) in zip(marks, table)], names
+
+
+# ---- Stanford Online Products ----------------------------------------------------------------------------
+
+_SOP_CLASSES = 22634
+_SOP_SOURCE = "the set is to be had from Stanford's page of Online Products (Song et al. 2016)"
+_SOP_HEAD = ["image_id", "class_id", "super_class_id", "path"]
+
+
+def sop(root: Path | None, seed: int) -> Dataset:
+    """Ebay_train.txt and Ebay_test.txt, whose classes differ; label = class id."""
+    root = _home(root, "sop", "Stanford_Online_Products", "Ebay_train.txt", _SOP_SOURCE)
+    lists = {part: _sop_list(root / f"Ebay_{part}.txt") for part in ("train", "test")}
+    classes = [""] * (_SOP_CLASSES + 1)  # nobody has class 0
+    for rows in lists.values():
+        for name, label in rows:
+            classes[label] = f"{label} {name.partition('/')[0].removesuffix('_final')}"
+    train, test = (
+        Split(
+            f"sop/{part}",
+            torch.tensor([label for _, label in rows], dtype=torch.int64),
+            tuple(classes),
+            listed_images(root, [name for name, _ in rows], f"{_AGAIN}, {_SOP_SOURCE}"),
+            root=root,
+        )
+        for part, rows in lists.items()
+    )
+    if both := sorted(set(train.labels.tolist()) & set(test.labels.tolist())):
+        raise DataError(f"class {both[0]} is in both lists of {root}, so nothing would be unseen; {_AGAIN}")
+    return _compared(Dataset("sop", train, test), 59551, 60502)
+
+
+def _sop_list(path: Path) -> list[tuple[str, int]]:
+    """(image, class) of every line of one of its two lists."""
+    lines = read_lines(path, f"give the unpacked Stanford_Online_Products as root, {_SOP_SOURCE}")
+    if not lines or lines[0][1].split() != _SOP_HEAD:
+        raise DataError(f"{path} does not begin with {' '.join(_SOP_HEAD)!r}; {_AGAIN}")
+    rows, ids = [], set()
+    for number, line in lines[1:]:
+        image, label, _, name = _fields(path, number, line, 4)
+        if image in ids:
+            raise DataError(f"line {number} of {path} has the image id {image} again; {_AGAIN}")
+        ids.add(image)
+        rows.append((name, _number(label, _SOP_CLASSES, f"line {number} of {path}")))
+    once(path, [(number, name) for (number, _), (name, _) in zip(lines[1:], rows)])
+    return rows
+
+
+def _fields(path: Path, number: int, line: str, count: int) -> Sequence[str]:
+    fields = line.split()
+    if len(fields) != count:
+        raise DataError(f"line {number} of {path} is {line!r}, not {count} fields; {_AGAIN}")
+    return fields
+
+
+# ---- In-Shop ---------------------------------------------------------------------------------------------
+
+_SHOP_LIST = "list_eval_partition.txt"
+_SHOP_SOURCE = (
+    "the set is to be had from the page of DeepFashion's In-shop Clothes Retrieval benchmark (Liu et al. 2016)"
+)
+_SHOP_HEAD = ["image_name", "item_id", "evaluation_status"]
+
+
+def inshop(root: Path | None, seed: int) -> Dataset:
+    """list_eval_partition.txt: train, and a test whose queries are searched for in its gallery; items are classes."""
+    root = _home(root, "inshop", "In-shop Clothes Retrieval Benchmark", _SHOP_LIST, _SHOP_SOURCE)
+    path = root / "Eval" / _SHOP_LIST if (root / "Eval" / _SHOP_LIST).is_file() else root / _SHOP_LIST
+    rows = _shop_list(path)
+    base = root / "Img" if (root / "Img").is_dir() else root
+    paths = listed_images(base, [name for name, _, _ in rows], f"{_AGAIN}, {_SHOP_SOURCE}")
+    items = sorted({item for _, item, _ in rows})
+    numbers = {item: number for number, item in enumerate(items)}
+    labels = torch.tensor([numbers[item] for _, item, _ in rows], dtype=torch.int64)
+    asks, trains = (
+        torch.tensor([status == own for _, _, status in rows], dtype=torch.bool) for own in ("query", "train")
+    )
+    train, test = _halves(Split("inshop", labels, tuple(items), paths, root=base, queries=asks), trains)
+    return _compared(Dataset("inshop", replace(train, queries=None), test), 25882, 14218, 12612)
+
+
+def _shop_list(path: Path) -> list[tuple[str, str, str]]:
+    """(image, item, status) of every line; the first line says how many there are."""
+    lines = read_lines(path, f"give the folder that has Eval/{_SHOP_LIST} as root, {_SHOP_SOURCE}")
+    if len(lines) < 2 or not lines[0][1].isdecimal() or lines[1][1].split() != _SHOP_HEAD:
+        raise DataError(f"{path} does not begin with a number and {' '.join(_SHOP_HEAD)!r}; {_AGAIN}")
+    if int(lines[0][1]) != len(lines) - 2:
+        raise DataError(f"{path} promises {lines[0][1]} images and lists {len(lines) - 2}; {_AGAIN}")
+    rows = []
+    for number, line in lines[2:]:
+        name, item, status = _fields(path, number, line, 3)
+        if status not in ("train", "query", "gallery"):
+            raise DataError(f"line {number} of {path} has the status {status}, not train, query or gallery; {_AGAIN}")
+        rows.append((name, item, status))
+    once(path, [(number, name) for (number, _), (name, _, _) in zip(lines[2:], rows)])
+    return rows

@@ -1,0 +1,209 @@
+"""embed(): a folder, a CSV or a tar of images becomes an index of vectors.
+
+Images are embedded in fixed blocks, and what a block gave is a file in `parts/`. Killed at any moment, the same call
+does the blocks that have none, and ends with the same bytes as one that was left alone.
+"""
+
+import io
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import __version__
+from ..auditing.run import _repeatable, as_victim, living_on
+from ..console import Report, Silent, duration
+from ..data.store import _pixels, _reason, centre_crop
+from ..device import device_named
+from ..errors import AnchorholdError, DataError, Interrupted, ModelError
+from ..model.chunked import chunked
+from ..model.frozen import Embed, embed_all, frozen
+from ..model.victim import reason_of
+from ..record import provenance
+from ..settings import check
+from .folder import Index, Named, described, need, squares, write_parquet
+from .parts import Parts, refuse_other
+from .sources import Source, digest_of, shown, source_at
+
+__all__ = ["embed", "vectors_of"]
+
+_BATCHES = 4  # in a block: what a kill can cost at most
+_AHEAD = 2**28  # bytes of images that are decoded before they are needed
+
+
+def embed(
+    model: nn.Module | str | Path | Named,
+    source: str | Path,
+    out: str | Path,
+    *,
+    resize: int | None = None,
+    crop: int | None = None,
+    on_bad_image: Literal["fail", "skip"] = "fail",
+    batch: int = 128,
+    parquet: bool = False,
+    device: str = "auto",
+    report: Report | None = None,
+) -> Index:
+    """Vectors and ids of all images of `source` (a folder, a CSV or a tar), as an index in the folder `out`.
+
+    Files are resized to a square and its middle is cut out, by default as the model wants it. `out` may hold the
+    beginning of the same work, which then goes on. With `parquet` the rows are written as vectors.parquet as well.
+    """
+    check(on_bad_image in ("fail", "skip"), f"on_bad_image is {on_bad_image!r}; choose fail or skip")
+    check(batch >= 1, f"batch must be at least 1, got {batch}")
+    if parquet:
+        need("parquet", "pyarrow")
+    out, report, where = Path(out).expanduser(), report or Silent(), device_named(device)
+    named = Named(str(model)) if isinstance(model, str | Path) else model if isinstance(model, Named) else None
+    victim = as_victim(named.load() if named is not None else model)  # type: ignore[arg-type]
+    wide, inner = squares(victim, resize, crop)
+    images = source_at(source)
+    for note in images.notes:
+        report.say(note)
+    about_model = described(victim)
+    made_with = {"model": about_model["weights"], "resize": wide, "crop": inner}
+    items = digest_of(images.items)
+    if (out / "index.json").exists():
+        index = Index(out)
+        known = index.about["made_with"] | {"source": index.about["source"]["digest"]}
+        refuse_other(out, known, {**made_with, "source": items})
+        shutil.rmtree(out / "parts", ignore_errors=True)  # where it was killed between the two
+        report.say(f"{out} is complete already")
+    else:
+        _refuse_bad(images, on_bad_image)
+        made_with |= {"batch": batch, "device": where.type, "version": __version__}  # for the last bit
+        parts = Parts(out, images.items, made_with, _BATCHES * batch)
+        begun = time.monotonic()
+        with living_on(victim, where), _repeatable(), frozen(victim) as view:
+            try:
+                _fill(parts, chunked(view, batch), victim, images, (wide, inner), batch, where, on_bad_image, report)
+            except KeyboardInterrupt:
+                raise Interrupted(f"stopped; the same command with --out {out} goes on from here") from None
+        about = {
+            "model": about_model | {"named": None if named is None else named.found()},
+            "source": {"place": str(images.place), "images": len(images.items), "digest": items},
+            "made_with": made_with,
+            "labelled": images.labelled,
+            "provenance": provenance(where),
+        }
+        index = parts.finish(about, images.labelled)
+        report.say(f"{len(index):,} vectors of {index.about['dim']} numbers in {duration(time.monotonic() - begun)}")
+    skipped = index.about["skipped"]
+    if skipped:
+        name, reason = skipped[0]
+        everyone = f"all named in {out / 'index.json'}"
+        report.say(f"skipped {len(skipped):,} unreadable images, {everyone}; first: {shown(name)}: {reason}")
+    if parquet and not (out / "vectors.parquet").exists():
+        write_parquet(index)
+    return index
+
+
+def vectors_of(run: Embed, model: nn.Module, frames: Tensor, crop: int, device: torch.device) -> Tensor:
+    """Vectors (N, D) of byte frames (N, H, W, 3), on the CPU; a model of one channel gets their mean."""
+    images = centre_crop(frames.to(device), crop)
+    mean = getattr(model, "mean", None)
+    if isinstance(mean, Tensor) and len(mean) == 1:
+        images = images.mean(1, keepdim=True)
+    try:
+        return embed_all(run, [images]).float().cpu()
+    except (AnchorholdError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # it is their code
+        raise ModelError(f"the model fails on images of shape {tuple(images.shape)} ({reason_of(error)})") from error
+
+
+def _refuse_bad(images: Source, on_bad_image: str) -> None:
+    """Say at once what a look at the files shows; the rest comes to light when they are decoded."""
+    bad = [item for item in images.items if item.problem]
+    if bad and (on_bad_image == "fail" or len(bad) == len(images.items)):
+        todo = "mend or remove them"
+        if len(bad) < len(images.items):
+            todo += ", or go on without such images by --on-bad-image skip"
+        raise DataError(
+            f"{len(bad):,} of {len(images.items):,} images of {images.place} cannot be read, "
+            f"the first is {shown(bad[0].id)}: {bad[0].problem}; {todo}"
+        )
+
+
+def _fill(
+    parts: Parts,
+    run: Embed,
+    model: nn.Module,
+    images: Source,
+    sides: tuple[int, int],
+    batch: int,
+    device: torch.device,
+    on_bad_image: str,
+    report: Report,
+) -> None:
+    """Do the blocks that have no part yet."""
+    todo = parts.todo(whole=on_bad_image == "fail")
+    done = len(images.items) - sum(len(parts.block(number)) for number in todo)
+    if done and todo:
+        report.say(f"{done:,} of {len(images.items):,} images were done before")
+    with report.task("embedding", len(images.items), done) as advance:
+        ahead = min(parts.size, max(16, _AHEAD // (3 * sides[0] ** 2)))
+        frames = _decoded(images, lambda at: at // parts.size in todo, sides[0], ahead)
+        try:
+            for number in sorted(todo):
+                first, block = number * parts.size, parts.block(number)
+                kept, pixels, bad, vectors = [], [], [], []
+                for at, frame in islice(frames, len(block)):
+                    if not isinstance(frame, str):
+                        kept.append(at - first)
+                        pixels.append(torch.from_numpy(frame))
+                    elif on_bad_image == "fail":
+                        raise DataError(
+                            f"cannot read {shown(block[at - first].id)} of {images.place}: {frame}; mend or remove it, "
+                            "or go on without such images by --on-bad-image skip"
+                        )
+                    else:
+                        bad.append((block[at - first].id, frame))
+                    if pixels and (len(pixels) == batch or at - first == len(block) - 1):
+                        vectors.append(vectors_of(run, model, torch.stack(pixels), sides[1], device))
+                        pixels = []
+                        if at - first < len(block) - 1:
+                            advance(done + at - first + 1, "")
+                whole = torch.cat(vectors) if vectors else torch.empty(0, 0)
+                odd = (~whole.isfinite()).any(1).nonzero().flatten().tolist()
+                if odd:
+                    name = shown(block[kept[odd[0]]].id)
+                    raise ModelError(f"{len(odd)} vectors are not finite, the first is of {name}; look at the model")
+                parts.keep(number, whole, kept, bad)
+                done += len(block)
+                advance(done, "")
+        finally:
+            frames.close()
+
+
+def _decoded(
+    images: Source, wanted: Callable[[int], bool], size: int, ahead: int
+) -> Generator[tuple[int, Any], None, None]:
+    """The number of each wanted image and its bytes (or the reason why there are none), in order, ahead of need."""
+
+    def pixels(what: Path | io.BytesIO) -> Any:
+        try:
+            return _pixels(what, size).copy()  # type: ignore[arg-type]  # Pillow opens both
+        except Exception as error:  # what a broken file makes Pillow raise is without end
+            return shown(_reason(error))
+
+    waiting: deque[tuple[int, Future[Any] | str]] = deque()
+    threads = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for at, what in images.read(wanted):
+            waiting.append((at, images.items[at].problem if what is None else threads.submit(pixels, what)))
+            if len(waiting) > ahead:
+                first, found = waiting.popleft()
+                yield first, found if isinstance(found, str) else found.result()
+        for at, found in waiting:
+            yield at, found if isinstance(found, str) else found.result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)

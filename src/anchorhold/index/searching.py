@@ -1,0 +1,114 @@
+"""search(): the nearest images of an index to a query image."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..auditing.run import living_on
+from ..data.store import _pixels, _reason
+from ..device import device_named
+from ..errors import DataError
+from ..geometry import retrieve
+from ..model.frozen import frozen
+from ..settings import check
+from .embedding import vectors_of
+from .folder import Index, Named, need
+from .sources import problem_of, shown
+
+__all__ = ["Found", "Hit", "search"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One image of an index; ranks begin with 1, distances are Euclidean between unit vectors: 0 to 2."""
+
+    rank: int
+    distance: float
+    id: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The nearest images to a query, nearest first; printed, it is a table."""
+
+    image: str
+    index: str
+    hits: tuple[Hit, ...]
+
+    def __str__(self) -> str:
+        labelled = any(hit.label for hit in self.hits)
+        lines = [f"{'rank':>6}  {'distance':>8}  {'label':24}  id" if labelled else f"{'rank':>6}  {'distance':>8}  id"]
+        for hit in self.hits:
+            label = f"{shown(hit.label)[:24]:24}  " if labelled else ""
+            lines.append(f"{hit.rank:>6}  {hit.distance:>8.4f}  {label}{shown(hit.id)}")
+        return "\n".join(lines)
+
+
+def search(
+    index: str | Path | Index,
+    image: str | Path,
+    k: int = 10,
+    *,
+    model: nn.Module | str | Path | Named | None = None,
+    backend: Literal["exact", "faiss"] = "exact",
+    device: str = "auto",
+) -> Found:
+    """The `k` images of an index that lie nearest to a query image; all of them where there are fewer.
+
+    The query goes the way of the indexed images: same model, same square, same crop. `model` says where the model
+    lies now, where it has moved or was given as a module; one with other weights is refused.
+    """
+    check(k >= 1, f"k must be at least 1, got {k}")
+    check(backend in ("exact", "faiss"), f"backend is {backend!r}; choose exact or faiss")
+    (faiss,) = need("faiss", "faiss") if backend == "faiss" else (None,)
+    index = index if isinstance(index, Index) else Index(index)
+    path = Path(image).expanduser()
+    frame = _frame(path, index.about["made_with"]["resize"])
+    victim, where = index.model(model), device_named(device)
+    with living_on(victim, where), frozen(victim) as run:
+        query = vectors_of(run, victim, frame, index.about["made_with"]["crop"], where)
+    k = min(k, len(index))
+    distances, places = _nearest(index, query, k) if faiss is None else _by_faiss(faiss, index, query, k)
+    hits = [
+        Hit(rank, distance, *index.rows[place])
+        for rank, (distance, place) in enumerate(zip(distances.tolist(), places.tolist()), start=1)
+    ]
+    return Found(str(path), str(index.path), tuple(hits))
+
+
+def _frame(path: Path, size: int) -> Tensor:
+    _, problem = problem_of(path)
+    try:
+        pixels = None if problem else _pixels(path, size).copy()
+    except Exception as error:  # what a broken file makes Pillow raise is without end
+        problem = shown(_reason(error))
+    if problem:
+        raise DataError(f"cannot read {shown(str(path))}: {problem}; give an image file")
+    return torch.from_numpy(pixels).unsqueeze(0)
+
+
+def _nearest(index: Index, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Distances and places of the k nearest, exactly; part by part, so that an index need not fit into memory."""
+    distances, places, start = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long), 0
+    for part in index.parts():
+        # float64: from fp32, |x|² + |y|² − 2xy would put an image 1e-3 away from itself.
+        found = retrieve(query.double(), part.double(), min(k, len(part)))
+        distances = torch.cat([distances, found.distances[0]])
+        places = torch.cat([places, found.ids[0] + start])
+        distances, order = distances.sort(stable=True)  # equals stay in order of the index
+        distances, places, start = distances[:k], places[order[:k]], start + len(part)
+    return distances, places
+
+
+def _by_faiss(faiss: Any, index: Index, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same by faiss's flat index, on the CPU and with torch's number of threads."""
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    flat = faiss.IndexFlatL2(index.about["dim"])
+    for part in index.parts():
+        flat.add(part.numpy())
+    squared, places = flat.search(query.numpy(), k)
+    return torch.from_numpy(squared[0]).clamp(min=0).sqrt(), torch.from_numpy(places[0])

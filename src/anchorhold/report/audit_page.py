@@ -1,0 +1,303 @@
+"""The page of an audit: whether to worry, what each attack does to all queries and to some, how to make it again."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from ..attacks import goal_named
+from ..auditing.verdict import NOT_PERCENT, fraction
+from ..errors import AnchorholdError
+from ..scores import ARS_COLUMNS
+from .charts import Axis, Point, Series, chart, key
+from .collect import dig, number, read_audit
+from .gallery import gallery_of
+from .page import fixed, place, write_page
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["Bar", "Verdict", "bars_of", "command_of", "verdict_of", "write_audit_page"]
+
+# Flags with which a score is coarse, not wrong; the last speaks of the standard score where there is a better one.
+MILD = ("few-samples", "small-gallery", "not-8-bit", "strong-below-standard")
+FIRM, SOME = 70.0, 40.0  # percent of their way that attacks did not come on average: holds, gives way
+HALF = 50.0  # percent of its way; what holds has no attack that comes farther
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a column means: the attacker's wish, the measure, its range and where the attack wants it."""
+
+    wish: str
+    unit: str
+    goal: float
+    top: float = 100.0
+
+
+_RANK, _LEFT = "rank in % of the list, 0 is the top", "R@1 in %, of the queries that were attacked"
+MEASURES = {
+    "CA+": Measure("A perturbed candidate climbs in the list of a query that was drawn at random.", _RANK, 0),
+    "CA-": Measure("A perturbed candidate near the top of a query's list sinks in it.", _RANK, 100),
+    "QA+": Measure("A perturbed query raises a candidate, drawn at random, in its own list.", _RANK, 0),
+    "QA-": Measure("A perturbed query sinks a candidate near the top of its own list.", _RANK, 100),
+    "TMA": Measure("A perturbed query looks to the model like another image.", "cosine to that image", 1, 1),
+    "ES:D": Measure("The embedding is moved as far as it goes.", "distance from the clean embedding, 0 to 2", 2, 2),
+    "ES:R": Measure("The embedding is moved as far as it goes.", _LEFT, 0),
+    "LTM": Measure("Images of other classes come nearer than those of the query's own.", _LEFT, 0),
+    "GTM": Measure("The nearest image of another class comes first.", _LEFT, 0),
+    "GTT": Measure("The first image of the list leaves the first four.", "% of queries where it stays", 0),
+    "GTT@1": Measure("The same run as GTT: the first image is no longer first.", "% of queries where it stays", 0),
+    "nearest": Measure(
+        "The nearest image, if it is of the query's class, is left behind (003, algorithm 1).", _LEFT, 0
+    ),
+    "nearest:mAP@R": Measure("The same run as nearest.", "mAP@R in %", 0),
+    "margin": Measure("Any image of another class comes first (untargeted).", _LEFT, 0),
+    "untargeted": Measure("The nearest image has another label than before (003, equation 5).", "% that keep it", 0),
+    "targeted": Measure("The nearest image has a label drawn at random (003, equation 6).", "% without it", 0),
+}
+_OTHER = Measure("See the documentation of this attack.", "%", 0)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One attack on the common scale, where 0 … 100 is the whole range of its measure."""
+
+    name: str
+    measure: Measure
+    clean: float | None
+    after: float
+    low: float | None
+    high: float | None
+    digits: int
+
+    @property
+    def way(self) -> float | None:
+        """How much of the way from the clean value to its goal the attack came, percent."""
+        if self.clean is None or abs(self.measure.goal - self.clean) < 1e-9:
+            return None
+        return 100 * (self.after - self.clean) / (self.measure.goal - self.clean)
+
+    def place(self, value: float | None) -> float | None:
+        """Where a value stands on the scale."""
+        return None if value is None else round(min(100.0, max(0.0, 100 * value / self.measure.top)), 2)
+
+    @property
+    def tip(self) -> str:
+        span = "" if self.low is None or self.high is None else f" [{self._said(self.low)}, {self._said(self.high)}]"
+        way = "" if self.way is None else f" · {self.way:.0f} % of the way"
+        clean = "" if self.clean is None else f"clean {self._said(self.clean)} · "
+        return f"{self.name}: {clean}after {self._said(self.after)}{span} · goal {self.measure.goal:g}{way}"
+
+    def _said(self, value: float | None) -> str:
+        return fixed(value, self.digits)
+
+
+def bars_of(outcome: Mapping[str, Any]) -> list[Bar]:
+    """A bar for every column of one protocol."""
+    bars = []
+    for name, column in (outcome.get("columns") or {}).items():
+        after = number(dig(column, "value"))
+        if after is None:
+            continue
+        clean, low, high = (number(dig(column, key)) for key in ("initial", "low", "high"))
+        measure, digits = MEASURES.get(name, _OTHER), 3 if name in NOT_PERCENT else 1
+        bars.append(Bar(name, measure, clean, after, low, high, digits))
+    order = [*MEASURES]
+    return sorted(bars, key=lambda bar: order.index(bar.name) if bar.name in order else len(order))
+
+
+# ---------------------------------------------------------------- whether to worry
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer in a few words: `level` is good, fair or bad."""
+
+    level: str
+    title: str
+    text: str
+
+
+def verdict_of(audit: Mapping[str, Any]) -> Verdict:
+    """How worried to be: by flags first, then by how much of their way the attacks of the last protocol came."""
+    bars = bars_of(list(audit["protocols"].values())[-1]) if audit["protocols"] else []
+    bars = [bar for bar in bars if bar.name in ARS_COLUMNS] or bars  # their mean is 100 − ARS
+    ways = {bar.name: (bar.way, bar) for bar in bars if bar.way is not None}
+    said = ""
+    if ways:
+        hardest = max(ways, key=lambda name: ways[name][0] or -math.inf)
+        said = f"The strongest attack, {ways[hardest][1].tip}."
+    raised = [flag["name"] for flag in audit.get("flags") or [] if flag["name"] not in MILD]
+    if raised:
+        return Verdict("bad", "Do not trust this score", f"Flags say that it means little: {', '.join(raised)}. {said}")
+    if not ways:
+        return Verdict("fair", "Nothing to judge", "No attack has both a clean value and one after it.")
+    held = 100 - sum(way for way, _ in ways.values() if way is not None) / len(ways)
+    mean = f"On average attacks come {100 - held:.0f} % of the way to their goals. {said}"
+    if held >= FIRM and max(way for way, _ in ways.values() if way is not None) <= HALF:
+        return Verdict("good", "Holds against these attacks", mean)
+    if held >= SOME:
+        return Verdict("fair", "Gives way under attack", mean)
+    return Verdict("bad", "Falls under attack", mean)
+
+
+# ---------------------------------------------------------------- how to make it again
+
+
+def command_of(audit: Mapping[str, Any]) -> str:
+    """The command that makes the audit again; the model and its place are the reader's to fill in."""
+    s = audit["settings"]
+    words = [
+        "anchorhold",
+        "audit",
+        "MODEL",
+        "--data",
+        quote(str(dig(audit, "data", "query", "name")).removesuffix("/test")),
+    ]
+    protocols = s.get("protocols") or []
+    words += ["--protocol", str(protocols[0])] if len(protocols) == 1 else []
+    words += ["--attacks", quote(",".join(_named_attacks(audit)))]
+    words += ["--full"] if s.get("limit") == 0 else ["--limit", str(s.get("limit"))]
+    random = s.get("start") == "random"
+    words += ["--budget", "adml"] if random else []
+    words += ["--method", str(s["method"])] if s.get("method", "pgd") != "pgd" else []
+    words += ["--eps", fraction(s["eps"]), "--alpha", fraction(s["alpha"]), "--steps", str(s["steps"])]
+    words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
+    words += ["--surrogate", "SECOND"] if dig(audit, "strong", "surrogate") else []
+    words += ["--curve", ",".join(map(fraction, s["epsilons"]))] if s.get("epsilons") else []
+    words += ["--seed", str(s.get("seed", 0)), "--batch", str(s.get("batch", 128))]
+    words += ["--seeds", str(s["seeds"])] if s.get("seeds", 1) > 1 else []
+    for name in ("resize", "crop"):
+        words += [f"--{name}", str(s[name])] if s.get(name) is not None else []
+    words += ["--precision", str(s["precision"])] if s.get("precision", "auto") != "auto" else []
+    return " ".join(words)
+
+
+def _named_attacks(audit: Mapping[str, Any]) -> Iterator[str]:
+    """Attacks with those of their settings that are not the usual ones, as --attacks takes them."""
+    for name in audit["settings"].get("attacks") or ():
+        goals = next((run.get("goals") or {} for run in audit.get("runs") or () if run["attack"] == name), {})
+        protocol, made = next(iter(goals.items()), ("corrected", {}))
+        try:
+            usual = asdict(goal_named(name, protocol))  # type: ignore[arg-type]  # it checks the name
+        except AnchorholdError:  # of a later version
+            usual = made
+        changed = [f"{key}={value}" for key, value in made.items() if key in usual and usual[key] != value]
+        yield ":".join((name, *changed))
+
+
+# ---------------------------------------------------------------- the page
+
+
+def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of the audit in `folder`, by default as page.html beside it; its path is returned."""
+    folder = Path(folder)
+    audit = {"flags": [], "notes": [], "runs": [], **read_audit(folder)}
+    s = audit["settings"]
+    name = _name(folder)
+    images = gallery_of(folder, audit)
+    outcomes = dict(reversed(audit["protocols"].items()))  # corrected first
+    about = {
+        "model": _model(audit.get("model") or {}),
+        "data": _data(audit["data"]),
+        "attack": _attack(s),
+        "protocols": ", ".join(outcomes),
+    }
+    return write_page(
+        "audit.html",
+        folder / "page.html" if out is None else Path(out),
+        title=f"{name}: audit",
+        name_of=name,
+        audit=audit,
+        verdict=verdict_of(audit),
+        about=about,
+        outcomes=outcomes,
+        bars={protocol: bars_of(outcome) for protocol, outcome in outcomes.items()},
+        curve=_curve(audit.get("curve")),
+        gallery=images,
+        mild=MILD,
+        facts={key: _plain(key, value) for key, value in s.items()} | _origin(audit),
+        commands={"this page": f"anchorhold report {quote(place(folder))}", "the audit": command_of(audit)},
+    )
+
+
+def _name(folder: Path) -> str:
+    """What the audit is called: after its folder, or after the run in which it lies."""
+    place = folder.resolve()
+    return place.parent.name if place.name in ("audit", "audits") and place.parent.name else place.name
+
+
+def _model(model: Mapping[str, Any]) -> str:
+    kind = dig(model, "config", "backbone") or model.get("kind") or "model"
+    size = number(model.get("parameters"))
+    parts = [str(kind), *([f"{size:,.0f} parameters"] if size is not None else [])]
+    parts += [f"{model['dim']} dimensions"] if model.get("dim") else []
+    return ", ".join(parts)
+
+
+def _data(data: Mapping[str, Any]) -> str:
+    asked, images = (data.get("attacked") or [0])[0], data.get("images") or [0, 0]
+    name = dig(data, "query", "name")
+    text = f"{name}: {asked:,} of {images[0]:,} queries against {images[1]:,} images"
+    return text + (f" of {data['classes']} classes" if data.get("classes") else "")
+
+
+def _attack(s: Mapping[str, Any]) -> str:
+    how = f"{str(s.get('method', 'pgd')).upper()}, ε {fraction(s['eps'])}"
+    how += f", {s['steps']} steps of {fraction(s['alpha'])}" if s.get("method") != "fgsm" else ""
+    starts = s.get("seeds", 1)
+    random = f" from {starts} random starts" if starts > 1 else " from a random start"
+    how += random if s.get("start") == "random" else ""
+    return how + ("; strong: the worst of an ensemble" if s.get("strength") == "strong" else "")
+
+
+def _origin(audit: Mapping[str, Any]) -> dict[str, str]:
+    """What made the numbers."""
+    versions = audit.get("versions") or {}
+    seconds, steps = (number(audit.get(key)) for key in ("seconds", "image_steps"))
+    return {
+        "commit": audit.get("commit") or "not known",
+        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()) or "not known",
+        "device": audit.get("device") or "not known",
+        "weights": dig(audit, "model", "weights") or "not known",
+        "data": dig(audit, "data", "query", "fingerprint") or "not known",
+        "took": f"{fixed(seconds, 0)} s, {fixed(steps, 0)} image-steps",
+    }
+
+
+def _plain(key: str, value: Any) -> str:
+    if key in ("eps", "alpha"):
+        return fraction(value)
+    return ", ".join(map(str, value)) or "–" if isinstance(value, list) else "–" if value is None else str(value)
+
+
+def _curve(curve: Any) -> "tuple[Markup, Markup, str] | None":
+    """R@1 against ε, the names of its lines, and what made it; None where there is none."""
+    eps, lines = dig(curve, "eps"), dig(curve, "lines")
+    if not eps or not lines:
+        return None
+    lines = {name: lines[name] for name in ("R@1", "ERS") if name in lines} or lines
+    series = [
+        Series(
+            line,
+            [
+                Point(e, v, f"{line}: {v:.1f} at ε = {fraction(e)}")
+                for e, v in zip(eps, values)
+                if number(v) is not None
+            ],
+            look,
+            focus=True,
+        )
+        for look, (line, values) in enumerate(lines.items())
+    ]
+    drawn = chart(
+        series,
+        Axis("ε", (0.0,)),
+        Axis("%" if "ERS" in lines else "R@1 (%)", (0.0, 100.0)),
+        "R@1 against ε",
+        size=(560, 280),
+    )
+    return drawn, key(series), str(curve.get("about", ""))

@@ -1,0 +1,196 @@
+"""Charts as inline SVG: axes, lines, points with a tip. Colours are classes, so that light and dark differ."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["Axis", "Mark", "Point", "Series", "chart", "key", "ticks"]
+
+COLOURS = 7  # classes c0 … c6 of the style sheet
+_SHAPES = (
+    "M-3.6 0A3.6 3.6 0 1 0 3.6 0A3.6 3.6 0 1 0-3.6 0Z",  # circle
+    "M-3.4-3.4H3.4V3.4H-3.4Z",  # square
+    "M0-4.6L4.6 0L0 4.6L-4.6 0Z",  # diamond
+    "M0-4.4L4.2 3.4H-4.2Z",  # triangle
+)
+_DASHES = ("", "7 4", "2 3", "9 3 2 3")
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 40
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value, what is said about it, and the ends of its intervals."""
+
+    x: float
+    y: float
+    tip: str
+    x_span: tuple[float, float] | None = None
+    y_span: tuple[float, float] | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind, joined by a line where they are a curve; number `look` gives colour, dash and shape."""
+
+    name: str
+    points: Sequence[Point]
+    look: int = 0
+    line: bool = True
+    grey: bool = False
+    focus: bool = False  # whether every point can be reached by keyboard
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A dashed line at a height, with a word."""
+
+    y: float
+    word: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis is called and what it must show besides the points."""
+
+    name: str
+    shows: tuple[float, ...] = ()
+    whole: bool = False  # ticks at whole numbers only
+
+
+def chart(
+    series: Sequence[Series],
+    x: Axis,
+    y: Axis,
+    about: str,
+    marks: Sequence[Mark] = (),
+    bands: Sequence[tuple[float, float]] = (),
+    size: tuple[int, int] = (420, 250),
+) -> "Markup":
+    """An SVG of these series; `bands` are stretches of x that are shaded, `about` is read to who cannot see it."""
+    points = [point for each in series for point in each.points]
+    spans = [(p.x_span or (p.x, p.x), p.y_span or (p.y, p.y)) for p in points]
+    xs = _scale([v for span, _ in spans for v in span] + [*x.shows], x.whole)
+    ys = _scale([v for _, span in spans for v in span] + [*y.shows], y.whole)
+    width, height = size
+
+    def across(v: float) -> float:
+        return round(_LEFT + (v - xs[0]) / (xs[-1] - xs[0]) * (width - _LEFT - _RIGHT), 2)
+
+    def up(v: float) -> float:
+        return round(height - _BOTTOM - (v - ys[0]) / (ys[-1] - ys[0]) * (height - _TOP - _BOTTOM), 2)
+
+    drawn: list[Markup] = []
+    for low, high in bands:
+        wide = max(across(high) - across(low), 3)
+        drawn.append(_tag("rect", "band", x=across(low), y=_TOP, width=wide, height=height - _TOP - _BOTTOM))
+    for value in ys:
+        drawn.append(_tag("line", "grid", x1=_LEFT, x2=width - _RIGHT, y1=up(value), y2=up(value)))
+        drawn.append(_tag("text", "tick end", _said(value, ys), x=_LEFT - 6, y=up(value) + 4))
+    for value in xs:
+        drawn.append(_tag("text", "tick mid", _said(value, xs), x=across(value), y=height - _BOTTOM + 16))
+    middle = (_LEFT + width - _RIGHT) / 2
+    drawn.append(_tag("text", "axis mid", x.name, x=middle, y=height - 6))
+    turned = {"transform": f"rotate(-90 11 {(height - _BOTTOM + _TOP) / 2})"}
+    drawn.append(_tag("text", "axis mid", y.name, x=11, y=(height - _BOTTOM + _TOP) / 2, **turned))
+    for mark in marks:
+        drawn.append(_tag("line", "mark", x1=_LEFT, x2=width - _RIGHT, y1=up(mark.y), y2=up(mark.y)))
+        drawn.append(_tag("text", "tick end", mark.word, x=width - _RIGHT, y=up(mark.y) - 4))
+    for each in series:
+        drawn += _series(each, across, up, width)
+    body = _joined(drawn)
+    return _tag(
+        "svg",
+        "chart wide" if width > 500 else "chart",
+        body,
+        viewBox=f"0 0 {width} {height}",
+        role="group",
+        **{"aria-label": about},
+    )
+
+
+def key(series: Sequence[Series]) -> "Markup":
+    """What each series looks like, with its name."""
+    from markupsafe import Markup
+
+    words = []
+    for each in series:
+        colour = "grey" if each.grey else f"c{each.look % COLOURS}"
+        dash = _DASHES[each.look % len(_DASHES)]
+        rule = [_tag("path", "line", d="M0 9H26", **({"stroke-dasharray": dash} if dash else {}))] if each.line else []
+        shape = _tag("path", "shape", d=_SHAPES[each.look % len(_SHAPES)], transform="translate(13 9)")
+        drawn = _tag("svg", colour, _joined([*rule, shape]), **{"aria-hidden": "true"})
+        words.append(Markup("<span>{} <bdi>{}</bdi></span>").format(drawn, each.name))
+    return Markup('<div class="key">{}</div>').format(_joined(words))
+
+
+def _series(series: Series, across: Any, up: Any, width: int) -> "list[Markup]":
+    colour = "grey" if series.grey else f"c{series.look % COLOURS}"
+    drawn: list[Markup] = []
+    if series.line and len(series.points) > 1:
+        path = " ".join(f"{across(p.x)},{up(p.y)}" for p in series.points)
+        dash = _DASHES[series.look % len(_DASHES)]
+        drawn.append(_tag("polyline", f"line {colour}", points=path, **({"stroke-dasharray": dash} if dash else {})))
+    many = series.line and len(series.points) > 20  # a shape at every point would hide the line
+    for p in series.points:
+        place = f"translate({across(p.x)} {up(p.y)})"
+        if p.x_span:
+            ends = {"x1": across(p.x_span[0]), "x2": across(p.x_span[1]), "y1": up(p.y), "y2": up(p.y)}
+            drawn.append(_tag("line", f"span {colour}", **ends))
+        if p.y_span:
+            ends = {"x1": across(p.x), "x2": across(p.x), "y1": up(p.y_span[0]), "y2": up(p.y_span[1])}
+            drawn.append(_tag("line", f"span {colour}", **ends))
+        shape = [] if many else [_tag("path", "shape", d=_SHAPES[series.look % len(_SHAPES)])]
+        left = across(p.x) > 0.7 * width
+        word = [_tag("text", "label end" if left else "label", p.label, x=-7 if left else 7, y=-7)] if p.label else []
+        target = _tag("circle", "target", r=9)
+        reach = {"tabindex": "0", "role": "img", "aria-label": p.tip} if series.focus else {}
+        inside = _joined([*shape, *word, target])
+        drawn.append(_tag("g", f"point {colour}", inside, transform=place, **{"data-tip": p.tip}, **reach))
+    return drawn
+
+
+def _scale(values: Sequence[float], whole: bool) -> list[float]:
+    return ticks(min(values), max(values), whole=whole) if values else [0.0, 1.0]
+
+
+def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
+    """About `count` round numbers from below `low` to above `high`.
+
+    >>> ticks(0.1, 0.9)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> ticks(3, 3)
+    [2.0, 2.5, 3.0, 3.5, 4.0]
+    """
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        low, high = low - 1, high + 1
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * unit for unit in (1, 2, 5, 10) if power * unit >= rough * 0.999)
+    step = max(step, 1.0) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(step * at, 12) + 0.0 for at in range(first, last + 1)]
+
+
+def _said(value: float, scale: Sequence[float]) -> str:
+    step = abs(scale[1] - scale[0])
+    return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
+
+
+def _tag(name: str, kind: str, body: Any = "", **attributes: Any) -> "Markup":
+    """An element; everything that is not markup already is escaped."""
+    from markupsafe import Markup
+
+    # Without spaces between: they would be text of a label.
+    pairs = Markup("").join(Markup(' {}="{}"').format(Markup(key), value) for key, value in attributes.items())
+    return Markup('<{0} class="{1}"{2}>{3}</{0}>').format(Markup(name), kind, pairs, body)
+
+
+def _joined(parts: "Sequence[Markup]") -> "Markup":
+    from markupsafe import Markup
+
+    return Markup("\n").join(parts)

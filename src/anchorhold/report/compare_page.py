@@ -1,0 +1,131 @@
+"""The page of a comparison: a table to sort, differences beyond the intervals, R@1 against ERS with print in grey."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SettingsError
+from ..rows import Row, row_named, rows
+from .charts import Axis, Point, Series, chart, key
+from .collect import Entry, dig, number
+from .compare import runs_table, value_of
+from .page import cut, fixed, write_page
+from .tables import Cell, Column, Estimate, plain, used, written
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["write_compare_page"]
+
+_FEW = 8  # points that can be labelled without hiding one another
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell of the page: what is read, by what it is sorted, and the ends of its interval."""
+
+    text: str
+    span: str
+    value: str
+    low: float | None = None
+    high: float | None = None
+    word: bool = False
+
+
+def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = "", problems: Sequence[str] = ()) -> Path:
+    """Write runs and audits side by side to `out`; its path is returned."""
+    table = runs_table(entries)
+    table = table.sorted_by(sort) if sort else table
+    sides = used(table)
+    spans = {entry.name: dig(entry.audit, "clean", "R@1") for entry in entries}
+    lines = [
+        [_cell(cells[at], column, spans[str(table.rows[at][0])]) for column, cells in sides]
+        for at in range(len(table.rows))
+    ]
+    words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
+    printed = _printed(entries)
+    return write_page(
+        "compare.html",
+        Path(out),
+        title=f"{len(entries)} runs compared",
+        heads=[(column.head, word) for (column, _), word in zip(sides, words)],
+        lines=lines,
+        notes=table.notes,
+        problems=problems,
+        scatter=_scatter(entries, printed),
+        printed=[(row, fixed(row.printed["R@1"]), fixed(row.printed["ERS"])) for row in printed],
+    )
+
+
+def _cell(cell: Cell, column: Column, clean: object) -> Shown:
+    """R@1 is known from training; its interval, where there is one, from the audit."""
+    if cell is None or isinstance(cell, str):
+        return Shown(written(cell, column), "", cell or "", word=True)
+    value = plain(cell)
+    low, high = (cell.low, cell.high) if isinstance(cell, Estimate) else (None, None)
+    if column.key == "r1":
+        low, high = number(dig(clean, "low")), number(dig(clean, "high"))
+    text = f"{value:{',' if column.thousands else ''}.{column.digits}f}"
+    span = "" if low is None or high is None else f"[{low:.{column.digits}f}, {high:.{column.digits}f}]"
+    return Shown(text, span if column.span else "", repr(float(value)), low, high)
+
+
+# ---------------------------------------------------------------- R@1 against ERS
+
+
+def _printed(entries: Sequence[Entry]) -> list[Row]:
+    """What print has on the data of these runs."""
+    names = {_data(entry) for entry in entries}
+    return [row for row in rows() if row.data in names and {"R@1", "ERS"} <= set(row.printed)]
+
+
+def _data(entry: Entry) -> str:
+    name = dig(entry.info, "data", "name") or dig(entry.audit, "data", "query", "name") or ""
+    return str(name).split("/")[0]
+
+
+def _scatter(entries: Sequence[Entry], printed: Sequence[Row]) -> "tuple[Markup, Markup, str] | None":
+    asked = "ers_published" if any(_score(e, "ers_published") for e in entries) else "ers_corrected"
+    series = []
+    for look, entry in enumerate(entries):
+        ers, r1 = _score(entry, asked), number(value_of(entry, "r1"))
+        if ers is None or r1 is None:
+            continue
+        low, high = (number(dig(entry.audit, "clean", "R@1", end)) for end in ("low", "high"))
+        x_span = None if low is None or high is None else (min(low, r1), max(high, r1))
+        y_span = None if ers.low is None or ers.high is None else (ers.low, ers.high)
+        tip = f"{cut(entry.name)}: R@1 {r1:.1f}, ERS {ers.value:.1f}{_in_print(entry)}"
+        label = cut(entry.name, 22) if len(entries) <= _FEW else ""
+        point = Point(r1, ers.value, tip, x_span, y_span, label)
+        series.append(Series(cut(entry.name), [point], look, line=False, focus=True))
+    if not series:
+        return None
+    grey = []
+    if printed and asked == "ers_published":
+        points = [_point(row) for row in printed]
+        grey = [Series("rows in print", points, 0, line=False, grey=True)]
+    protocol = asked.removeprefix("ers_")
+    axes = Axis("R@1 (%)", (0.0,)), Axis(f"ERS, {protocol}", (0.0,))
+    about = f"R@1 against ERS: {'; '.join(each.points[0].tip for each in series)}"
+    return chart([*grey, *series], *axes, about, size=(600, 380)), key([*series, *grey]), protocol
+
+
+def _point(row: Row) -> Point:
+    r1, ers = row.printed["R@1"], row.printed["ERS"]
+    return Point(r1, ers, f"{row.id}, {row.method}: R@1 {r1:.1f}, ERS {ers:.1f} in print")
+
+
+def _score(entry: Entry, asked: str) -> Estimate | None:
+    found = value_of(entry, asked)
+    return found if isinstance(found, Estimate) else None
+
+
+def _in_print(entry: Entry) -> str:
+    """What the row that a run repeats has in print."""
+    try:
+        printed = row_named(str(entry.info["row"])).printed if entry.info.get("row") else {}
+    except SettingsError:  # of another version
+        return ""
+    known = [f"{name} {printed[name]:.1f}" for name in ("R@1", "ERS") if name in printed]
+    return f"; its row in print: {', '.join(known)}" if known else ""

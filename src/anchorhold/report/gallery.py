@@ -1,0 +1,277 @@
+"""What attacks did to single lists: an audit's examples as cases, with their pictures as data URIs.
+
+A picture is encoded once and referred to by number. Where there are many, all are shrunk until they fit.
+"""
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ..auditing.shown import AIMED, SHOWN, Pictures, load_pictures
+from ..errors import RunError
+from .collect import dig
+
+__all__ = ["Case", "Gallery", "Neighbour", "gallery_of"]
+
+MOST = 3_500_000  # bytes of all pictures: the page has to stay under 5 MB
+_LARGE, _SMALL = 144, 96  # sides of a query and of a neighbour, pixels
+_SCALES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3)
+_TRIED = 40  # of them are encoded to see whether all will fit
+_TINY = 32  # smaller images are kept bit by bit
+_ORDER = ("ES", "LTM", "GTM", "GTT", "nearest", "margin", "TMA", "QA+", "QA-", "CA+", "CA-")  # plainest first
+_WHEN = ("worst", "median", "best")
+_RIGHT_OR_WRONG = ("ES:R", "LTM", "GTM", "nearest", "margin")
+_KEPT_OR_LOST = ("GTT", "GTT@1", "untargeted", "targeted")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of the page, by its number."""
+
+    number: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """One place of a list; `other` is the item's rank in the other list, None where it is beyond what was kept."""
+
+    rank: int
+    picture: Picture | None
+    name: str
+    right: bool | None  # of the query's class; None where classes are not known
+    other: int | None
+    attacked: bool  # whether it is the perturbed candidate itself
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sample, what was done to it, and one list before and after."""
+
+    attack: str
+    protocols: str
+    held: str  # worst, median or best
+    candidate: bool  # whether a gallery item was perturbed
+    name: str  # the class of the query whose lists these are
+    query: Picture | None
+    sample_name: str
+    clean: Picture
+    perturbed: Picture
+    noise: Picture
+    target: Picture | None
+    target_name: str
+    before: list[Neighbour]
+    after: list[Neighbour]
+    kept: int  # how long the lists are of which ranks are known
+    measures: list[tuple[str, str, str]]  # name, before, after
+
+
+@dataclass
+class Gallery:
+    """All cases of an audit and their pictures: (data URI, width, height), by number."""
+
+    cases: list[Case] = field(default_factory=list)
+    uris: list[tuple[str, int, int]] = field(default_factory=list)
+    factor: int = 1  # by which perturbations are amplified
+    named: bool = True  # whether classes and neighbours are known
+
+    @property
+    def attacks(self) -> list[str]:
+        return list(dict.fromkeys(case.attack for case in self.cases))
+
+    @property
+    def classes(self) -> list[str]:
+        return sorted({case.name for case in self.cases if case.name})
+
+
+def gallery_of(folder: Path, audit: Mapping[str, Any]) -> Gallery:
+    """The examples of an audit, worst, median and best of every attack; without files there are none."""
+    if not (folder / "examples.safetensors").is_file():
+        return Gallery()
+    examples, samples = (_tensors(folder / f"{name}.safetensors") for name in ("examples", "samples"))
+    known = folder / "pictures.safetensors"
+    pictures = load_pictures(known) if known.is_file() else Pictures({}, {})
+    eps = float(dig(audit, "settings", "eps") or 0)
+    factor = max(1, int(127 / max(1.0, 255 * eps)))
+    album = _Album(factor)
+    cases = []
+    for run in sorted(audit.get("runs") or [], key=_place):
+        if not run.get("start_seed") and f"{run['label']}/ids" in examples:
+            cases += _cases(run, examples, samples, pictures, album)
+    return Gallery(cases, album.encoded(), factor, known.is_file())
+
+
+def _place(run: Mapping[str, Any]) -> tuple[int, bool]:
+    attack = run["attack"]
+    return _ORDER.index(attack) if attack in _ORDER else len(_ORDER), "corrected" not in run["label"]
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return dict(safetensors.torch.load_file(path)) if path.is_file() else {}
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}; audit anew, or remove it for a page without pictures") from None
+
+
+def _cases(
+    run: Mapping[str, Any],
+    examples: Mapping[str, Tensor],
+    samples: Mapping[str, Tensor],
+    pictures: Pictures,
+    album: "_Album",
+) -> list[Case]:
+    label, attack = run["label"], run["attack"]
+    found = {name: examples[f"{label}/{name}"] for name in ("ids", "asked", "before", "after", "clean", "perturbed")}
+    side = run.get("side") or ("gallery" if attack in ("CA+", "CA-") else "query")  # older audits do not say it
+    protocols = list(run.get("goals") or {}) or ["corrected"]
+    classes = {name: pictures.classes.get(name, {}) for name in ("query", "gallery")}
+    images = {name: pictures.images.get(name, {}) for name in ("query", "gallery")}
+    rows = {sample: row for row, sample in enumerate(samples.get(f"{label}/ids", torch.empty(0)).tolist())}
+    cases = []
+    seen: set[int] = set()
+    for place, when in enumerate(_WHEN[: len(found["ids"])]):
+        sample, asked = int(found["ids"][place]), int(found["asked"][place])
+        if sample in seen:  # with one or two samples the three are the same
+            continue
+        seen.add(sample)
+        lists = {name: found[name][place].tolist() for name in ("before", "after")}
+        name = classes["query"].get(asked, "")
+        target = _target(samples.get(f"{label}/targets"), rows.get(sample)) if attack in AIMED else None
+
+        def neighbours(which: str, other: str) -> list[Neighbour]:
+            ranks = {item: rank for rank, item in enumerate(lists[other], 1)}  # noqa: B023
+            return [
+                Neighbour(
+                    rank,
+                    album.small(images["gallery"].get(item)),
+                    classes["gallery"].get(item, ""),
+                    classes["gallery"][item] == name if item in classes["gallery"] else None,  # noqa: B023
+                    ranks.get(item),
+                    side == "gallery" and item == sample,  # noqa: B023
+                )
+                for rank, item in enumerate(lists[which][:SHOWN], 1)  # noqa: B023
+            ]
+
+        clean, perturbed = found["clean"][place], found["perturbed"][place]
+        cases.append(
+            Case(
+                attack,
+                " and ".join(protocols),
+                when,
+                side == "gallery",
+                name,
+                album.small(images["query"].get(asked)) if side == "gallery" else None,
+                classes[side].get(sample, ""),
+                album.large(clean),
+                album.large(perturbed),
+                album.noise(clean, perturbed),
+                album.small(None if target is None else images["gallery"].get(target)),
+                "" if target is None else classes["gallery"].get(target, ""),
+                neighbours("before", "after"),
+                neighbours("after", "before"),
+                len(lists["before"]),
+                _measures(attack, protocols[-1], samples, rows.get(sample)),
+            )
+        )
+    return cases
+
+
+def _target(targets: Tensor | None, row: int | None) -> int | None:
+    if targets is None or row is None:
+        return None
+    first = int(targets[row].flatten()[0])
+    return None if first < 0 else first
+
+
+def _measures(attack: str, protocol: str, samples: Mapping[str, Tensor], row: int | None) -> list[tuple[str, str, str]]:
+    """What was measured on the sample before and after, in words where it is right or wrong."""
+    told = []
+    for key in samples:
+        name = key.removeprefix(f"{protocol}/")
+        first = samples.get(f"{key}/initial")
+        if row is None or first is None or name == key or name.replace("@", ":").split(":")[0] != attack:
+            continue
+        before, after = float(first[row]), float(samples[key][row])
+        if name in _RIGHT_OR_WRONG:
+            words = ("right", "wrong")[before < 0.5], ("right", "wrong")[after < 0.5]
+        elif name in _KEPT_OR_LOST:
+            words = ("kept", "lost")[before < 0.5], ("kept", "lost")[after < 0.5]
+        elif name in ("TMA", "ES:D"):
+            words = f"{before:.2f}", f"{after:.2f}"
+        else:
+            words = f"{100 * before:.1f} %", f"{100 * after:.1f} %"
+        told.append((name, *words))
+    return told
+
+
+class _Album:
+    """Pictures as they come; the same one twice is one."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+        self.numbers: dict[bytes, int] = {}
+        self.images: list[tuple[Tensor, int, bool]] = []
+
+    def small(self, image: Tensor | None) -> Picture | None:
+        return None if image is None else self._add(image, _SMALL)
+
+    def large(self, image: Tensor) -> Picture:
+        return self._add(image, _LARGE)
+
+    def noise(self, clean: Tensor, perturbed: Tensor) -> Picture:
+        """The perturbation, amplified around grey."""
+        grown = 128 + self.factor * (perturbed.int() - clean.int())
+        return self._add(grown.clamp(0, 255).to(torch.uint8), _LARGE, rough=True)
+
+    def _add(self, image: Tensor, side: int, rough: bool = False) -> Picture:
+        known = json.dumps([side, rough, *image.shape]).encode() + image.contiguous().numpy().tobytes()
+        number = self.numbers.setdefault(known, len(self.images))
+        if number == len(self.images):
+            self.images.append((image, side, rough))
+        return Picture(number, image.shape[1], image.shape[0])
+
+    def encoded(self) -> list[tuple[str, int, int]]:
+        """All as data URIs, as large as there is room for."""
+        some = self.images[:: max(1, len(self.images) // _TRIED)]
+        made: list[str] = []
+        for scale in _SCALES:
+            guess = sum(len(_uri(*each, scale)) for each in some) * len(self.images) / max(1, len(some))
+            if guess > MOST and scale != _SCALES[-1]:
+                continue
+            made = [_uri(*each, scale) for each in self.images]
+            if sum(map(len, made)) <= MOST:
+                break
+        return [(uri, image.shape[1], image.shape[0]) for uri, (image, _, _) in zip(made, self.images)]
+
+
+def _uri(image: Tensor, side: int, rough: bool, scale: float) -> str:
+    from PIL import Image, features
+
+    pixels = image.numpy()
+    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    out = io.BytesIO()
+    if max(picture.size) <= _TINY:
+        picture.save(out, "PNG", optimize=True)
+        return _data("png", out)
+    wide = min(1.0, side * scale / max(picture.size))
+    size = max(1, round(picture.width * wide)), max(1, round(picture.height * wide))
+    # A mean over pixels would make a perturbation vanish that changes its sign from one to the next.
+    picture = picture.convert("RGB").resize(size, Image.Resampling.NEAREST if rough else Image.Resampling.LANCZOS)
+    quality = round((45 if rough else 72) * (0.6 + 0.4 * scale))
+    kind = "webp" if features.check("webp") else "jpeg"
+    picture.save(out, kind.upper(), quality=quality)
+    return _data(kind, out)
+
+
+def _data(kind: str, out: io.BytesIO) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,0 +1,183 @@
+"""The page of a training: its curves, and where the papers' signs of collapse appear. A run may still be going on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from .charts import Axis, Mark, Point, Series, chart, key
+from .collect import Entry, dig, flat_since, number, read_run
+from .compare import leaves
+from .methods import method_of
+from .page import fixed, place, write_page
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+__all__ = ["PANELS", "Panel", "write_training_page"]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A chart: columns of metrics.jsonl with their names, what it tells, and what its axis shows besides."""
+
+    title: str
+    columns: dict[str, str]
+    says: str
+    shows: tuple[float, ...] = (0.0,)
+
+
+PANELS = (
+    Panel(
+        "Loss", {"loss": "training loss"}, "A triplet loss that stays at its margin γ tells all distances are alike."
+    ),
+    Panel(
+        "R@1",
+        {"r1": "clean", "r1_attacked": "under attack"},
+        "Share of test queries whose nearest image is of their class, percent.",
+        (0.0, 100.0),
+    ),
+    Panel(
+        "Collapseness C",
+        {"collapseness": "C"},
+        "Weighted distance to positives minus that to negatives (002, equation 5); it rises to 0 as a model collapses.",
+    ),
+    Panel(
+        "Separability",
+        {"separability": "separability"},
+        "(mean d(a, n) − mean d(a, p)) / d̄ on clean random triplets (002, section 4.4); near 0 is a collapse.",
+    ),
+    Panel(
+        "Mean distance d̄", {"mean_distance": "d̄"}, "Over all pairs of a clean batch; near 0, all images are one point."
+    ),
+    Panel(
+        "Embedding shift",
+        {"shift": "mean shift / d̄", "shift_overall": "overall shift / d̄"},
+        "How far the inner attack moves an embedding (002, figure 5).",
+    ),
+    Panel(
+        "Active share",
+        {"active_first": "first step", "active_last": "last step"},
+        "Triplets still below their destination hardness, before the first and the last step of the ascent.",
+        (0.0, 1.0),
+    ),
+    Panel(
+        "Hardness H",
+        {"hardness_before": "clean", "hardness_after": "perturbed"},
+        "d(a, p) − d(a, n), mean over the triplets that were trained on (001, equation 2).",
+    ),
+    Panel(
+        "Held-out accuracy",
+        {"accuracy": "clean", "accuracy_attacked": "under attack"},
+        "Of a pretraining by classes, percent.",
+        (0.0, 100.0),
+    ),
+    Panel("Feature drift", {"drift": "clean", "drift_attacked": "under attack"}, "Of a pretraining by distillation."),
+)
+
+
+def write_training_page(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of the run in `folder`, by default as training.html in it; its path is returned."""
+    folder = Path(folder)
+    run = read_run(folder)
+    info = run.info
+    bands, since = flat_since(run)
+    data = dig(info, "data", "name")
+    return write_page(
+        "training.html",
+        folder / "training.html" if out is None else Path(out),
+        title=f"{folder.resolve().name}: training",
+        name_of=folder.resolve().name,
+        status=run.status,
+        going=info.get("status") == "running",
+        verdict=_verdict(run, since),
+        tiles=_tiles(run),
+        about={
+            "Method": method_of(info["settings"]["defence"]),
+            "Recipe": str(info.get("recipe") or dig(info, "settings", "recipe") or "–"),
+            "Row in print": str(info.get("row") or "–"),
+            "Data": "–" if data is None else str(data),
+            "Model": str(dig(info, "model", "config", "backbone") or "–"),
+        },
+        charts=_charts(run, bands),
+        columns=_columns(run.rows),
+        rows=run.rows,
+        shown=lambda row, column: _number(row.get(column)),
+        settings={key: str(value) for key, value in leaves(info["settings"])},
+        versions=", ".join(f"{name} {version}" for name, version in (info.get("versions") or {}).items()),
+        commit=info.get("commit") or "not known",
+        device=info.get("device") or "not known",
+        commands={"Makes this page again": f"anchorhold report {quote(place(folder))}"},
+    )
+
+
+def _verdict(run: Entry, since: int | None) -> dict[str, str]:
+    if not run.rows:
+        return {"level": "fair", "title": "No epoch has ended yet", "text": "Write the page again when one has."}
+    reason = str(run.info.get("reason") or "")
+    if run.collapsed:
+        when = "" if since is None else f"Its signs began in epoch {since}. "
+        return {"level": "bad", "title": "It has collapsed", "text": f"{when}{reason}"}
+    if since is not None:
+        return {"level": "fair", "title": "Signs of collapse", "text": f"First in epoch {since}; shaded in the charts."}
+    return {"level": "good", "title": "No sign of collapse", "text": "Separability and mean distance stayed up."}
+
+
+def _tiles(run: Entry) -> list[tuple[str, str]]:
+    planned, seconds = number(run.setting("train.epochs")), number(run.info.get("seconds")) or run.last("seconds")
+    epochs = f"{run.epoch or 0}" + (f" of {planned:.0f}" if planned is not None else "")
+    tiles = [("Epochs", epochs), ("R@1 (%)", fixed(run.last("r1"))), ("Loss", fixed(run.last("loss"), 4))]
+    return [*tiles, ("Separability", fixed(run.last("separability"), 3)), ("Seconds", fixed(seconds, 0))]
+
+
+def _charts(run: Entry, bands: Sequence[tuple[float, float]]) -> "list[tuple[Panel, Markup, Markup | str]]":
+    made = []
+    for panel in PANELS:
+        series = [
+            Series(name, _points(run.rows, column, name), look)
+            for look, (column, name) in enumerate(panel.columns.items())
+        ]
+        series = [each for each in series if each.points]
+        if not series:
+            continue
+        marks = _marks(run, panel)
+        shows = (*panel.shows, *(mark.y for mark in marks))
+        last = "; ".join(f"{each.name} ends at {each.points[-1].y:.4g}" for each in series)
+        epochs = Axis("epoch", (0.0, float(run.epoch or 1)), whole=True)
+        made.append(
+            (
+                panel,
+                chart(series, epochs, Axis("", shows), f"{panel.title} by epoch: {last}", marks, bands),
+                key(series) if len(series) > 1 else "",
+            )
+        )
+    return made
+
+
+def _points(rows: Sequence[Mapping[str, Any]], column: str, name: str) -> list[Point]:
+    known = ((number(row.get("epoch")), number(row.get(column))) for row in rows)
+    return [Point(e, v, f"epoch {e:.0f}: {name} {v:.4g}") for e, v in known if e is not None and v is not None]
+
+
+def _marks(run: Entry, panel: Panel) -> list[Mark]:
+    """Where the papers see a collapse."""
+    if "loss" in panel.columns:
+        margin = number(run.setting("margin"))
+        return [] if not margin else [Mark(margin, f"γ = {margin:g}")]
+    if "separability" in panel.columns:
+        least = number(run.setting("train.collapse_separability"))
+        return [] if not least else [Mark(least, f"collapse under {least:g}")]
+    if "mean_distance" in panel.columns:
+        return [Mark(0.0, "collapse at 0")]
+    return [Mark(0.0, "collapse at 0")] if "collapseness" in panel.columns else []
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = dict.fromkeys(name for row in rows for name, value in row.items() if number(value) is not None)
+    return ["epoch", *(name for name in names if name not in ("epoch", "step"))] if names else []
+
+
+def _number(value: Any) -> str:
+    known = number(value)
+    return "–" if known is None else f"{known:.4g}" if abs(known) < 1e4 else f"{known:,.0f}"

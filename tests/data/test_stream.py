@@ -1,0 +1,325 @@
+"""Images decoded by worker processes: the same frames, the same weights, and processes that end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import anchorhold as ah
+from anchorhold import monitors
+from anchorhold.console import Silent
+from anchorhold.data.datasets import dataset, folder_split
+from anchorhold.data.splits import Split
+from anchorhold.data.store import ResidentStore, Store, decode
+from anchorhold.data.stream import StreamStore, cores, memory_left
+from anchorhold.errors import DataError, RunError
+from anchorhold.settings import DataSettings
+
+CPU = torch.device("cpu")
+
+
+def photos(root: Path, classes: int = 5, images: int = 8, side: int = 20) -> Path:
+    """Folders of noise, each class a little brighter than the one before."""
+    noise = np.random.default_rng(0)
+    for c in range(classes):
+        (root / f"class{c}").mkdir(parents=True)
+        for i in range(images):
+            pixels = noise.integers(0, 120, (side, side, 3), dtype=np.uint8) + 25 * c
+            Image.fromarray(pixels.astype(np.uint8)).save(root / f"class{c}" / f"{i}.png")
+    return root
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> Split:
+    return folder_split(photos(tmp_path / "photos"))[0]
+
+
+def streamed(split: Split, size: int = 12, workers: int = 2) -> StreamStore:
+    return StreamStore(split.paths or (), size, CPU, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_frames_are_those_of_a_store_that_holds_them_all(split: Split, workers: int) -> None:
+    held = decode(split, 12).images
+    ids = torch.arange(40)
+    # Repeats, an empty batch, one of a single image, and one that is larger than the shared memory.
+    plan = [torch.tensor([3, 0, 3, 39]), ids[:0], ids[7:8], ids.flip(0).repeat(9), ids]
+    store: Store = streamed(split, workers=workers)
+    for _ in range(2):  # the workers stay
+        frames = list(store.frames(plan))
+        assert [len(each) for each in frames] == [4, 0, 1, 360, 40]
+        for own, each in zip(plan, frames):
+            assert each.dtype == torch.uint8 and torch.equal(each, held[own])
+    assert list(store.frames([])) == []
+
+
+def test_who_stops_early_leaves_the_room_to_the_next(split: Split) -> None:
+    held, store, plan = decode(split, 12).images, streamed(split), [torch.arange(40)] * 5
+    for _ in range(3):
+        frames = store.frames(plan)
+        assert torch.equal(next(frames), held)
+        frames.close()  # type: ignore[attr-defined]
+    assert all(torch.equal(each, held) for each in store.frames(plan))
+    assert store.crew is not None and sorted(store.crew.free) == list(range(8))
+
+
+def test_two_may_read_by_turns(split: Split) -> None:
+    held, store, plan = decode(split, 12).images, streamed(split), list(torch.arange(40).repeat(4).split(16))
+    for ids, one, other in zip(plan, store.frames(plan), store.frames(plan)):
+        assert torch.equal(one, held[ids]) and torch.equal(other, held[ids])
+
+
+def pids(store: StreamStore) -> list[int]:
+    assert store.crew is not None
+    return list(store.crew.pool._processes)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:  # one that has ended and whose parent has not looked yet is still there by name
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:  # no Linux, or gone just now
+        return True
+
+
+def gone(own: list[int], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(alive, own)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not any(map(alive, own))
+
+
+def test_a_worker_that_dies_is_one_clear_error(split: Split) -> None:
+    store = streamed(split, workers=4)
+    frames = store.frames([torch.arange(40)] * 50)
+    next(frames)
+    own = pids(store)
+    os.kill(own[0], signal.SIGKILL)
+    with pytest.raises(RunError, match=r"a process that reads images died.*--set data\.workers=2") as caught:
+        list(frames)
+    assert "\n" not in str(caught.value)
+    assert gone(own)
+    assert len(next(store.frames([torch.arange(3)]))) == 3  # the next who asks has new workers
+
+
+def test_the_workers_end_with_the_store(split: Split) -> None:
+    closed, dropped = streamed(split), streamed(split)
+    for store in (closed, dropped):
+        next(store.frames([torch.arange(9)]))
+    first, second = pids(closed), pids(dropped)
+    assert len(first) == 2 and all(map(alive, first + second))
+    closed.close()
+    assert gone(first)
+    del store, dropped
+    assert gone(second)
+
+
+def test_an_image_that_breaks_during_a_run_is_named(split: Split) -> None:
+    assert split.paths is not None
+    store = streamed(split)
+    next(store.frames([torch.arange(3)]))
+    split.paths[17].write_bytes(b"")
+    with pytest.raises(DataError, match=r"cannot read .*class2/1\.png: not an image; .*mend it"):
+        list(store.frames([torch.arange(40)]))
+
+
+# ---- the same weights --------------------------------------------------------
+
+FIT: dict[str, Any] = {
+    "data": {"resize": 12, "crop": 8, "on_bad_image": "skip"},
+    "model": {"backbone": "small", "dim": 8, "weights": ""},
+    "batch": {"pairs": 6, "mining_pairs": 0},
+    "optimiser": {"lr": 1e-2},
+    "train": {"epochs": 2, "evaluate_every": 1, "attack_eps": 0.05, "attack_steps": 2, "attack_queries": 8},
+    "defence": {"steps": 2},
+}
+
+
+def test_the_three_stores_give_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = photos(tmp_path / "photos", classes=8)
+    (root / "class1" / "3.png").write_bytes(b"broken")  # so that the ids are not those of the files
+    data = dataset("folder", root)
+    made: list[str] = []
+
+    def on_the_host(images: torch.Tensor, device: torch.device) -> ResidentStore:
+        elsewhere = torch.device("cpu", 0)  # the same place by another name, so it copies batch by batch
+        assert images.device != elsewhere
+        made.append("host")
+        return ResidentStore(images, elsewhere)
+
+    def fit(name: str, store: str) -> dict[str, Any]:
+        changes = {**FIT, "data": {**FIT["data"], "store": store, "workers": 2}}
+        run = ah.fit(None, data, "hm-lga", tmp_path / name, overrides=changes, device="cpu")
+        rows = [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics()]
+        return {"rows": rows, **load_file(tmp_path / name / "model.safetensors")}
+
+    resident, stream = fit("resident", "resident"), fit("stream", "stream")
+    monkeypatch.setattr(monitors, "resident", on_the_host)
+    host = fit("host", "auto")
+    assert made == ["host", "host"] and resident["rows"] == stream["rows"] == host["rows"]
+    for name in resident.keys() - {"rows"}:
+        assert torch.equal(resident[name], stream[name]) and torch.equal(resident[name], host[name]), name
+
+
+# ---- which store -------------------------------------------------------------
+
+
+class Told(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize(
+    ("store", "left", "streams"),
+    [("auto", 10**6, False), ("auto", 34_000, True), ("stream", 10**6, True), ("resident", 1, False)],
+)
+def test_auto_streams_what_would_fill_half_of_the_memory(
+    split: Split, monkeypatch: pytest.MonkeyPatch, store: Any, left: int, streams: bool
+) -> None:
+    monkeypatch.setattr(monitors, "memory_left", lambda: left)  # 40 images of 12 × 12 × 3 bytes are 17,280
+    told = Told()
+    loaded = monitors.load_images(split, DataSettings(resize=12, crop=8, store=store, workers=2), CPU, told)
+    assert isinstance(loaded.store, StreamStore) == streams
+    place = "streamed by 2 processes" if streams else "held in host memory"
+    assert told.lines == [f"folder: 40 images, 0.0 GB, {place}"]
+    assert len(next(loaded.plain())) == 40
+
+
+def test_what_lies_in_memory_stays_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitors, "memory_left", lambda: 1)
+    told = Told()
+    loaded = monitors.load_images(dataset("digits").test, DataSettings(resize=0, crop=0, store="stream"), CPU, told)
+    assert isinstance(loaded.store, ResidentStore) and told.lines == []
+
+
+@pytest.mark.parametrize("store", ["resident", "stream"])
+def test_bad_images_are_met_before_a_run_begins_in_either_store(split: Split, store: Any) -> None:
+    assert split.paths is not None
+    split.paths[5].write_bytes(b"")
+    split.paths[30].unlink()
+    split.paths[30].symlink_to(split.paths[30])  # a link to itself
+    settings = {"resize": 12, "crop": 8, "store": store, "workers": 2}
+    with pytest.raises(DataError, match=r"cannot read .*class0/5\.png: not an image; .*--on-bad-image skip"):
+        monitors.load_images(split, DataSettings(**settings), CPU, Silent())
+    told = Told()
+    loaded = monitors.load_images(split, DataSettings(**settings, on_bad_image="skip"), CPU, told)
+    assert len(loaded.labels) == len(loaded.split) == 38
+    assert told.lines[0] == "skipped 2 unreadable images of folder; first: class0/5.png: not an image"
+    kept = torch.tensor([i for i in range(40) if i not in (5, 30)])
+    frames = torch.cat(list(loaded.store.frames([torch.arange(38)])))
+    assert torch.equal(frames, decode(split.keep(kept), 12).images)
+
+
+def test_ten_thousand_files_of_no_bytes_are_one_line(tmp_path: Path) -> None:
+    for c in range(4):
+        (tmp_path / f"class{c}").mkdir()
+        for i in range(2500):
+            (tmp_path / f"class{c}" / f"{i}.jpg").touch()
+    split, _ = folder_split(tmp_path)
+    for store in ("resident", "stream"):
+        settings = {"store": store, "resize": 8, "crop": 0}
+        with pytest.raises(DataError, match=r"cannot read .*class0/0\.jpg: not an image"):
+            monitors.load_images(split, DataSettings(**settings), CPU, Silent())  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="0 classes left after 10000 unreadable images were skipped") as caught:
+            monitors.load_images(split, DataSettings(**settings, on_bad_image="skip"), CPU, Silent())  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_there_are_processors_and_memory() -> None:
+    assert 1 <= cores() <= (os.cpu_count() or 1)
+    assert 2**20 < memory_left() < 2**50
+
+
+# ---- how a process ends ------------------------------------------------------
+
+SCRIPT = """
+import sys, torch
+from pathlib import Path
+from anchorhold.data.datasets import folder_split
+from anchorhold.data.stream import StreamStore
+split, _ = folder_split(sys.argv[1])
+store = StreamStore(split.paths, 12, torch.device("cpu"), 2)
+frames = store.frames([torch.arange(40)] * 1000)
+next(frames)
+print(*store.crew.pool._processes, flush=True)
+"""
+
+
+def started(code: str, *arguments: str) -> "tuple[subprocess.Popen[str], list[int]]":
+    command = [sys.executable, "-c", code, *arguments]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stdout is not None
+    own = [int(word) for word in child.stdout.readline().split()]
+    assert len(own) == 2
+    return child, own
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ValueError('mine')"])
+def test_a_script_may_end_with_an_iteration_half_way(tmp_path: Path, end: str) -> None:
+    child, own = started(SCRIPT + end, str(photos(tmp_path / "photos")))
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == (end != "pass")
+    assert gone(own)
+    assert errors.strip().splitlines()[-1:] == (["ValueError: mine"] if "mine" in end else [])
+
+
+def test_workers_end_when_the_reader_is_killed(tmp_path: Path) -> None:
+    child, own = started(SCRIPT + "sys.stdin.read()\nimport time; time.sleep(60)", str(photos(tmp_path / "photos")))
+    child.kill()
+    child.wait()
+    assert gone(own)
+
+
+RUN = """
+import sys, anchorhold as ah
+from anchorhold.console import Silent
+
+class Tell(Silent):
+    def say(self, text):
+        if text.startswith("about"):
+            print(text, flush=True)
+
+changes = eval(sys.argv[3])
+try:
+    data = ah.dataset("folder", sys.argv[1])
+    ah.fit(None, data, "hm-lga", sys.argv[2], overrides=changes, device="cpu", report=Tell())
+except ah.AnchorholdError as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+
+def test_ctrl_c_in_a_terminal_saves_and_leaves_no_process(tmp_path: Path) -> None:
+    """The terminal's Ctrl-C reaches the workers too; the run must end its step all the same."""
+    root, out = photos(tmp_path / "photos", classes=8), tmp_path / "run"
+    changes = {**FIT, "data": {**FIT["data"], "store": "stream", "workers": 2}, "train": {"epochs": 5000}}
+    command = [sys.executable, "-c", RUN, str(root), str(out), repr(changes)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stdout is not None and child.stdout.readline().startswith("about")
+    os.killpg(child.pid, signal.SIGINT)
+    said, errors = child.communicate(timeout=60)
+    assert said.startswith("Interrupted stopped and saved at step") and errors == ""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        try:
+            os.killpg(child.pid, 0)  # is anybody of them left?
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("a worker outlived the run")
+    assert (out / "last.safetensors").exists()

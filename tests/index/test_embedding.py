@@ -1,0 +1,370 @@
+"""embed: vectors and ids of a folder, a CSV or a tar; killed, it goes on; what is bad is named and nothing is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from anchorhold.auditing.run import _described
+from anchorhold.data.store import _pixels, centre_crop
+from anchorhold.errors import DataError, Interrupted, ModelError, RunError, SettingsError
+from anchorhold.index import Index, Named, embed
+from anchorhold.index.folder import described
+from anchorhold.index.parts import Parts
+from anchorhold.model.embedder import Embedder
+from anchorhold.model.victim import wrap
+from anchorhold.random import Key
+
+SIZE = 16
+
+
+class Lines:
+    """A report that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def task(self, name: str, total: int, done: int = 0) -> Any:
+        from contextlib import nullcontext
+
+        self.said.append(f"{name} {total} {done}")
+        return nullcontext(lambda done, note: self.said.append(f"{name} at {done}"))
+
+
+def photographs(folder: Path, count: int) -> Path:
+    """PNGs of noise, each different, in two folders."""
+    pixels = Key.of(1)("photographs").uniform(torch.arange(count), (20, 24, 3)).mul(256).to(torch.uint8)
+    for number, each in enumerate(pixels):
+        path = folder / "ab"[number % 2] / f"{number:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(each.numpy()).save(path)
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return photographs(tmp_path / "photos", 11)
+
+
+@pytest.fixture(scope="module")
+def model() -> Embedder:
+    return Embedder("small", 8, size=SIZE).eval()
+
+
+def expected(model: nn.Module, root: Path, ids: list[str]) -> Tensor:
+    """One by one, the plain way: squeezed to 8/7 of the size, the middle cut out, embedded."""
+    frames = [torch.from_numpy(_pixels(root / name, 18).copy())[None] for name in ids]
+    with torch.no_grad():
+        return torch.cat([model(centre_crop(frame, SIZE)) for frame in frames])
+
+
+def ids_of(index: Index) -> list[str]:
+    return [name for name, _ in index.rows]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_folder_becomes_vectors_and_ids(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    index = embed(model, photos, tmp_path / "ix", batch=2, device="cpu")
+    names = sorted(path.relative_to(photos).as_posix() for path in photos.rglob("*.png"))
+    assert ids_of(index) == names and len(index) == 11
+    vectors = load_file(tmp_path / "ix" / "vectors.safetensors")["vectors"]
+    assert vectors.shape == (11, 8) and vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors, expected(model, photos, names), atol=1e-6, rtol=0)
+    assert sorted(files(tmp_path / "ix")) == ["ids.csv", "index.json", "vectors.safetensors"]
+    assert torch.equal(torch.cat(list(index.parts(rows=4))), vectors)
+
+
+def test_a_csv_and_a_tar_give_the_same_vectors_with_their_own_ids(
+    model: Embedder, photos: Path, tmp_path: Path
+) -> None:
+    folder = embed(model, photos, tmp_path / "one", batch=3, device="cpu")
+    table = tmp_path / "list.csv"
+    table.write_text("path,label\n" + "".join(f"photos/{name},{name[0]}\n" for name in ids_of(folder)))
+    listed = embed(model, table, tmp_path / "two", batch=3, device="cpu")
+    with tarfile.open(tmp_path / "p.tgz", "w:gz") as tar:
+        for name in ids_of(folder):
+            tar.add(photos / name, name)
+    packed = embed(model, tmp_path / "p.tgz", tmp_path / "three", batch=3, device="cpu")
+    assert listed.rows == [(f"photos/{name}", name[0]) for name in ids_of(folder)] and packed.rows == folder.rows
+    one, two, three = (torch.cat(list(index.parts())) for index in (folder, listed, packed))
+    assert torch.equal(one, two) and torch.equal(one, three)
+
+
+THEIRS = """
+import os, pathlib, signal
+from torch import nn
+
+class Net(nn.Sequential):
+    calls = 0
+
+    def forward(self, images):
+        Net.calls += 1
+        if Net.calls == 7 and pathlib.Path("kill").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+def net():
+    import torch
+    torch.manual_seed(0)
+    return Net(nn.Flatten(), nn.Linear(192, 5))
+"""
+
+
+def test_killed_it_goes_on_and_ends_identical(tmp_path: Path, monkeypatch: Any) -> None:
+    with tarfile.open(tmp_path / "p.tar", "w") as tar:
+        tar.add(photographs(tmp_path / "photos", 21), "photos")
+    (tmp_path / "killed_net.py").write_text(THEIRS)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kill").touch()
+    command = "embed killed_net:net p.tar --size 8 --batch 2 --device cpu --out ix"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-m", "anchorhold", *command.split()], env=environment, check=False, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.name for path in (tmp_path / "ix").rglob("*")] == ["parts", "000000.safetensors"]
+    with pytest.raises(RunError, match="no complete index: the same `anchorhold embed` again goes on"):
+        Index("ix")
+    (tmp_path / "kill").unlink()
+    net, report = Named("killed_net:net", size=[8, 8]), Lines()
+    embed(net, "p.tar", "ix", batch=2, device="cpu", report=report)
+    assert "8 of 21 images were done before" in report.said
+    embed(net, "p.tar", "whole", batch=2, device="cpu")
+    assert files(tmp_path / "ix") == files(tmp_path / "whole")
+
+
+def test_stopped_it_says_how_to_go_on_and_damage_is_done_again(
+    model: Embedder, photos: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    embed(model, photos, tmp_path / "whole", batch=1, device="cpu")
+    keep = Parts.keep
+
+    def stop(self: Parts, number: int, *rest: Any) -> None:
+        keep(self, number, *rest)
+        if number == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Parts, "keep", stop)
+    with pytest.raises(Interrupted, match="goes on from here"):
+        embed(model, photos, tmp_path / "ix", batch=1, device="cpu")
+    monkeypatch.setattr(Parts, "keep", keep)
+    (tmp_path / "ix/parts/000000.safetensors").write_bytes(b"torn")
+    report = Lines()
+    embed(model, photos, tmp_path / "ix", batch=1, device="cpu", report=report)
+    assert "embedding 11 4" in report.said and report.said.count("embedding at 11") == 1
+    assert files(tmp_path / "ix") == files(tmp_path / "whole")
+
+
+def test_nothing_of_another_model_or_of_other_images_is_mixed_in(
+    model: Embedder, photos: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    other, out = Embedder("small", 8, size=SIZE, seed=1), tmp_path / "ix"
+    (photos / "b" / "009.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"cannot read b/009.png of .*photos: not an image; .*--on-bad-image skip"):
+        embed(model, photos, out, batch=1, device="cpu")
+    with pytest.raises(RunError, match=r"was made with another model; choose another --out"):
+        embed(other, photos, out, batch=1, device="cpu")
+    with pytest.raises(RunError, match=r"another crop, batch; choose"):
+        embed(model, photos, out, batch=2, resize=18, crop=14, device="cpu")
+    # The image is mended: what was done before it stays, and what is different is done again.
+    photographs(photos, 11)
+    report = Lines()
+    index = embed(model, photos, out, batch=1, device="cpu", report=report)
+    assert "embedding 11 8" in report.said and len(index) == 11
+    embed(model, photos, tmp_path / "whole", batch=1, device="cpu")
+    assert files(out) == files(tmp_path / "whole")
+    report = Lines()
+    embed(model, photos, out, batch=7, device="cpu", report=report)
+    assert report.said == [f"{out} is complete already"]
+    with pytest.raises(RunError, match="another model"):
+        embed(other, photos, out, device="cpu")
+    (photos / "b" / "009.png").unlink()
+    with pytest.raises(RunError, match="another source"):
+        embed(model, photos, out, device="cpu")
+
+
+def test_bad_images_are_skipped_by_name(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    good = embed(model, photos, tmp_path / "good", batch=2, device="cpu")
+    (photos / "a" / "005x.png").write_bytes(b"no image")
+    (photos / "b" / "zero.png").touch()
+    (photos / "b" / "loop.png").symlink_to("loop.png")
+    with pytest.raises(DataError, match=r"2 of 14 images of .* cannot be read, the first is b/loop.png: Too many"):
+        embed(model, photos, tmp_path / "ix", device="cpu")
+    report = Lines()
+    index = embed(model, photos, tmp_path / "ix", batch=2, on_bad_image="skip", device="cpu", report=report)
+    assert index.rows == good.rows
+    for mine, other in zip(index.parts(), good.parts()):
+        torch.testing.assert_close(mine, other, atol=1e-6, rtol=0)
+    skipped = [tuple(each) for each in index.about["skipped"]]
+    assert skipped == [
+        ("a/005x.png", "not an image"),
+        ("b/loop.png", "Too many levels of symbolic links"),
+        ("b/zero.png", "the file is empty"),
+    ]
+    assert any(line.startswith("skipped 3 unreadable images") and "a/005x.png" in line for line in report.said)
+
+
+def test_what_was_skipped_before_fails_where_it_shall(
+    model: Embedder, photos: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    (photos / "a" / "000.png").write_bytes(b"no image")
+    keep = Parts.keep
+
+    def stop(self: Parts, *rest: Any) -> None:
+        keep(self, *rest)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Parts, "keep", stop)
+    with pytest.raises(Interrupted):
+        embed(model, photos, tmp_path / "ix", batch=1, on_bad_image="skip", device="cpu")
+    monkeypatch.setattr(Parts, "keep", keep)
+    with pytest.raises(DataError, match=r"cannot read a/000.png"):
+        embed(model, photos, tmp_path / "ix", batch=1, device="cpu")
+    assert len(embed(model, photos, tmp_path / "ix", batch=1, on_bad_image="skip", device="cpu")) == 10
+
+
+def test_thousands_of_empty_files_are_one_line(model: Embedder, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for number in range(10_000):
+        (empty / f"{number:05d}.jpg").touch()
+    for way in ("fail", "skip"):
+        with pytest.raises(DataError) as caught:
+            embed(model, empty, tmp_path / "ix", on_bad_image=way, device="cpu")  # type: ignore[arg-type]
+        assert str(caught.value) == (
+            f"10,000 of 10,000 images of {empty} cannot be read, the first is 00000.jpg: the file is empty; "
+            "mend or remove them"
+        )
+    photographs(empty, 2)
+    assert len(embed(model, empty, tmp_path / "ix", on_bad_image="skip", device="cpu")) == 2
+
+
+def test_all_images_unreadable_is_one_line(model: Embedder, tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "a.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"none of 1 images can be read, the first is a.png: not an image"):
+        embed(model, tmp_path / "p", tmp_path / "ix", on_bad_image="skip", device="cpu")
+
+
+def test_names_that_are_not_unicode_come_back_as_they_were(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    odd = os.fsdecode(b'\xff \n,".png')
+    try:
+        os.rename(photos / "a" / "000.png", photos / "a" / odd)
+    except OSError:
+        pytest.skip("this file system takes Unicode names only")
+    index = embed(model, photos, tmp_path / "ix", device="cpu")
+    assert f"a/{odd}" in ids_of(index) and set(index.rows) == set(Index(tmp_path / "ix").rows)
+
+
+def test_parquet_has_the_same_rows(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    index = embed(model, photos, tmp_path / "ix", device="cpu")
+    embed(model, photos, tmp_path / "ix", parquet=True, device="cpu")  # also of an index that is complete
+    table = parquet.read_table(tmp_path / "ix" / "vectors.parquet")
+    assert table.column_names == ["id", "vector"] and table["id"].to_pylist() == ids_of(index)
+    assert torch.equal(torch.tensor(table["vector"].to_pylist()), torch.cat(list(index.parts())))
+    (tmp_path / "list.csv").write_text("path,label\nphotos/a/000.png,é\n")
+    embed(model, tmp_path / "list.csv", tmp_path / "two", parquet=True, device="cpu")
+    assert parquet.read_table(tmp_path / "two" / "vectors.parquet")["label"].to_pylist() == ["é"]
+
+
+def test_a_missing_extra_is_one_line(model: Embedder, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SettingsError, match=r"needs pyarrow, .*pip install 'anchorhold\[parquet\]'"):
+        embed(model, photos, tmp_path / "ix", parquet=True, device="cpu")
+    assert not (tmp_path / "ix").exists()
+
+
+def test_the_digest_is_the_audits(model: Embedder) -> None:
+    from anchorhold.attacks import Scene
+
+    e, zero = torch.zeros(2, 8), torch.zeros(2, dtype=torch.long)
+    for each in (model, wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 8)), mean=[0.5], std=[0.5])):
+        assert described(each)["weights"] == _described(each, Scene(e, zero, e, zero, zero))["weights"]
+
+
+def test_a_place_that_cannot_be_written_is_known_at_once(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    report = Lines()
+    with pytest.raises(RunError, match=r"cannot make .*file/parts: .*; choose another --out"):
+        embed(model, photos, tmp_path / "file", device="cpu", report=report)
+    assert not report.said
+
+
+def test_killed_after_the_last_file_nothing_is_left_over(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    embed(model, photos, tmp_path / "ix", device="cpu")
+    (tmp_path / "ix" / "parts").mkdir()
+    embed(model, photos, tmp_path / "ix", device="cpu")
+    assert not (tmp_path / "ix" / "parts").exists()
+
+
+def test_a_model_is_remembered_by_its_whole_path(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path.resolve()
+    (tmp_path / "lr=3").mkdir()
+    for spec, whole in (
+        ("lr=3", f"{here}/lr=3"),
+        ("resnet18=w.pth", f"resnet18={here}/w.pth"),
+        ("own:net", "own:net"),
+        ("resnet18", "resnet18"),
+    ):
+        assert Named(spec, [0.5], [0.2], [8, 8]).found() == {"spec": whole, "mean": [0.5], "std": [0.2], "size": [8, 8]}
+
+
+def test_models_that_cannot_embed_are_one_line(photos: Path, tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.flatten(1)[:, :3] * float("nan")
+
+    with pytest.raises(ModelError, match=r"11 vectors are not finite, the first is of a/000.png"):
+        embed(wrap(Odd(), size=8), photos, tmp_path / "ix", device="cpu")
+    with pytest.raises(ModelError, match="fails on images of shape"):
+        embed(wrap(nn.Linear(5, 5)), photos, tmp_path / "iy", device="cpu")
+    with pytest.raises(SettingsError, match="a crop of 20 does not fit images of 10×10"):
+        embed(wrap(Odd()), photos, tmp_path / "iz", resize=10, crop=20, device="cpu")
+
+
+def test_one_channel_and_the_mode_and_place_of_the_model_are_kept(photos: Path, tmp_path: Path) -> None:
+    grey = Embedder("small", 8, channels=1, size=SIZE).train()
+    index = embed(grey, photos, tmp_path / "ix", device="cpu")
+    assert grey.training and len(index) == 11
+    frame = torch.from_numpy(_pixels(photos / "a/000.png", 18).copy())[None]
+    with torch.no_grad():
+        torch.testing.assert_close(next(index.parts())[:1], grey(centre_crop(frame, SIZE).mean(1, keepdim=True)))
+
+
+def test_an_index_that_was_tampered_with_is_one_line(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "ix"
+    embed(model, photos, out, device="cpu")
+    ids, about = (out / "ids.csv").read_text(), json.loads((out / "index.json").read_text())
+    (out / "ids.csv").write_text(ids.rsplit("\n", 2)[0] + "\n")
+    with pytest.raises(RunError, match="has 10 rows for 11 vectors"):
+        _ = Index(out).rows
+    (out / "index.json").write_text(json.dumps(about | {"dim": 9}))
+    with pytest.raises(RunError, match=r"not what index.json says"):
+        list(Index(out).parts())
+    (out / "index.json").write_text(json.dumps(about | {"schema": "anchorhold.index/9"}))
+    with pytest.raises(RunError, match=r"this version reads anchorhold.index/1"):
+        Index(out)
+    (out / "vectors.safetensors").write_bytes(b"torn")
+    (out / "index.json").write_text(json.dumps(about))
+    with pytest.raises(RunError, match=r"vectors.safetensors cannot be read"):
+        list(Index(out).parts())
+    with pytest.raises(RunError, match="holds no index: make one with `anchorhold embed`"):
+        Index(photos)

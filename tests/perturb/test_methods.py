@@ -1,0 +1,220 @@
+"""APGD, Square and C&W: closed forms, and what they promise about balls, values and randomness."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from anchorhold import Ball, Budget, Objective, ascend
+from anchorhold.attacks.recall import Gallery, margin
+from anchorhold.errors import SettingsError
+from anchorhold.perturb.methods import METHODS
+from anchorhold.perturb.minnorm import smallest_eps, smallest_l2
+from anchorhold.perturb.square import share_of, square
+from anchorhold.random import Key
+from tests.analytic import draw, linear_embedder, tanh_embedder, towards
+
+FREE = {"low": -1e9, "high": 1e9}
+KEY = Key.of(7)
+APGD = Budget(30, start="random", keep="best", rule="apgd")
+
+
+def pictures(units: int, side: int = 3) -> Tensor:
+    return KEY("pictures").uniform(torch.arange(units), (1, 1, side, side))
+
+
+def reached(embed: object, images: Tensor, objective: Objective) -> Tensor:
+    return objective.value(embed(images[:, 0])[:, None], torch.arange(len(images)))  # type: ignore[operator]
+
+
+# APGD --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_apgd_is_nowhere_below_pgd_on_the_linear_closed_form(norm: str, start: str) -> None:
+    embed, weight = linear_embedder(9)
+    x, goal, eps = pictures(8), towards(draw(8, 5)), 0.1
+    ball = Ball(eps, norm, **FREE)  # type: ignore[arg-type]
+    plain = ascend(embed, x, goal, ball, Budget(30, eps / 4, start=start), key=KEY)  # type: ignore[arg-type]
+    adaptive = ascend(embed, x, goal, ball, Budget(30, start=start, keep="best", rule="apgd"), key=KEY)  # type: ignore[arg-type]
+    best = reached(embed, x, goal) + eps * (draw(8, 5) @ weight).norm(p=1 if norm == "linf" else 2, dim=1)
+    assert (reached(embed, adaptive.images, goal) >= reached(embed, plain.images, goal) - 1e-9).all()
+    assert torch.allclose(reached(embed, adaptive.images, goal), best, rtol=1e-6)
+    assert torch.allclose(adaptive.value, reached(embed, adaptive.images, goal))  # type: ignore[arg-type]
+
+
+def test_apgd_finds_the_top_that_a_fixed_step_walks_around() -> None:
+    """e(x) = −|x − peak|²: a step of ε never ends on a peak inside the ball, a halved one does."""
+    x = torch.full((5, 1, 1, 2, 2), 0.5, dtype=torch.float64)
+    peak = x[:, 0] + 0.05 * draw(5, 1, 2, 2, name="peak").clamp(-1, 1)
+    goal = Objective(lambda e, positions: -(e[:, 0] - peak.flatten(1)[positions]).square().sum(1))
+
+    def embed(images: Tensor) -> Tensor:
+        return images.flatten(1)
+
+    fixed = ascend(embed, x, goal, Ball(0.1), Budget(60, 0.1, keep="best"))
+    adaptive = ascend(embed, x, goal, Ball(0.1), Budget(60, keep="best", rule="apgd"))
+    assert (reached(embed, adaptive.images, goal) >= reached(embed, fixed.images, goal)).all()
+    assert reached(embed, adaptive.images, goal).min() > -1e-4 > reached(embed, fixed.images, goal).mean()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_apgd_stays_in_ball_and_range_whatever_the_batch(norm: str) -> None:
+    x, goal, ball = pictures(6).round(decimals=1), towards(draw(6, 6)), Ball(0.2, norm)  # type: ignore[arg-type]
+    whole = ascend(tanh_embedder(9), x, goal, ball, APGD, key=KEY)
+    parts = ascend(tanh_embedder(9), x, goal, ball, APGD, key=KEY, batch=2)
+    shift = (whole.images - x).flatten(2)
+    assert (shift.abs().amax() if norm == "linf" else shift.norm(dim=2).amax()) <= 0.2 * (1 + 1e-12)
+    assert whole.images.min() >= 0 and whole.images.max() <= 1
+    assert torch.allclose(whole.images, parts.images, atol=1e-9) and whole.image_steps == parts.image_steps == 6 * 30
+
+
+def test_apgd_is_no_worse_than_pgd_on_a_net_with_margins() -> None:
+    embed, x = tanh_embedder(9), pictures(24)
+    gallery = Gallery(embed(x[:, 0]), torch.arange(24) % 3)
+    goal = margin(gallery, gallery.labels, torch.arange(24))
+    plain = ascend(embed, x, goal, Ball(0.05), Budget(30, 0.0125), key=KEY)
+    adaptive = ascend(embed, x, goal, Ball(0.05), APGD, key=KEY)
+    assert reached(embed, adaptive.images, goal).mean() >= reached(embed, plain.images, goal).mean()
+    won = reached(embed, adaptive.images, goal) > 0
+    assert won.any() and adaptive.image_steps < 24 * 30  # whoever met the goal left
+
+
+def test_apgd_says_what_it_cannot_do() -> None:
+    with pytest.raises(SettingsError, match="keep = best"):
+        Budget(5, rule="apgd")
+    stationary = Objective(lambda e, _: e[:, 0].square().sum(1), first=lambda e, _: e[:, 0].sum(1))
+    with pytest.raises(SettingsError, match="start at random"):
+        ascend(tanh_embedder(9), pictures(2), stationary, Ball(0.1), Budget(5, keep="best", rule="apgd"))
+
+
+def test_a_given_start_is_where_the_first_step_is_made_from() -> None:
+    x = pictures(3)
+    starts = (x + 0.3).clamp(max=1)
+    none = ascend(tanh_embedder(9), x, towards(draw(3, 6)), Ball(0.1), Budget(0), starts=starts)
+    assert torch.allclose(none.images, torch.minimum(starts, x + 0.1))
+
+
+# Square ------------------------------------------------------------------------------------------------------
+
+
+def rounded(x: Tensor) -> Tensor:
+    """No gradient anywhere."""
+    return tanh_embedder(9)((x * 4).round() / 4)
+
+
+def test_square_climbs_where_there_is_no_gradient() -> None:
+    x, goal, ball = pictures(8), towards(draw(8, 6)), Ball(0.2)
+    blind = ascend(lambda i: rounded(i) + 0 * i.flatten(1).sum(1, keepdim=True), x, goal, ball, Budget(30, 0.05))
+    found = square(rounded, x, goal, ball, Budget(200), key=KEY)
+    assert torch.equal(blind.images, x)
+    assert (reached(rounded, found.images, goal) >= reached(rounded, x, goal)).all()
+    assert (reached(rounded, found.images, goal) > reached(rounded, x, goal)).sum() >= 6
+    assert torch.allclose(found.value, reached(rounded, found.images, goal))  # type: ignore[arg-type]
+    assert found.image_steps == 0 and found.queries == 8 * 201
+    assert (found.images - x).abs().max() <= 0.2 * (1 + 1e-12) and found.images.min() >= 0 and found.images.max() <= 1
+
+
+def test_square_is_near_the_linear_closed_form() -> None:
+    embed, weight = linear_embedder(9)
+    x, target = pictures(6), draw(6, 5)
+    found = square(embed, x, towards(target), Ball(0.1, **FREE), Budget(2000), key=KEY)
+    gain = ((embed(found.images[:, 0]) - embed(x[:, 0])) * target).sum(1)
+    assert (gain >= 0.95 * 0.1 * (target @ weight).norm(p=1, dim=1)).all()
+
+
+def test_square_depends_on_ids_and_not_on_the_batch() -> None:
+    x, target = pictures(6), draw(6, 6)
+    whole = square(rounded, x, towards(target), Ball(0.2), Budget(40), key=KEY)
+    part = square(rounded, x[3:], towards(target[3:]), Ball(0.2), Budget(40), key=KEY, ids=torch.arange(3, 6))
+    assert torch.equal(whole.images[3:], part.images)
+    other = square(rounded, x[3:], towards(target[3:]), Ball(0.2), Budget(40), key=KEY)
+    assert not torch.equal(part.images, other.images)
+
+
+def test_square_stops_asking_for_whom_it_has_beaten() -> None:
+    always = Objective(lambda e, p: e[:, 0].sum(1), lambda e, p: p % 2 == 0)
+    found = square(tanh_embedder(9), pictures(4), always, Ball(0.1), Budget(10), key=KEY)
+    assert found.queries == 4 + 2 * 10 and torch.equal(found.images[::2], pictures(4)[::2])
+
+
+def test_squares_shrink() -> None:
+    shares = [share_of(query, 1000) for query in range(1000)]
+    assert shares == sorted(shares, reverse=True) and shares[0] == 0.8 and shares[-1] == 0.8 / 2**8
+
+
+def test_square_says_what_it_cannot_do() -> None:
+    with pytest.raises(SettingsError, match="Linf"):
+        square(rounded, pictures(2), towards(draw(2, 6)), Ball(0.1, "l2"), Budget(2), key=KEY)
+    with pytest.raises(SettingsError, match="give a key"):
+        square(rounded, pictures(2), towards(draw(2, 6)), Ball(0.1), Budget(2))
+
+
+# C&W ---------------------------------------------------------------------------------------------------------
+
+
+def test_cw_finds_the_smallest_l2_norm_of_a_linear_two_class_case() -> None:
+    """Two prototypes p, n and e(x) = W x: |Wx − p| > |Wx − n| beyond the hyperplane 2⟨n − p, Wx⟩ = |n|² − |p|²."""
+    embed, weight = linear_embedder(9)
+    x = 0.4 + 0.2 * pictures(10)
+    near = embed(x[:, 0])
+    p, n = near.mean(0) + 0.3 * draw(1, 5, name="p")[0], near.mean(0) - 0.3 * draw(1, 5, name="p")[0]
+    normal = 2 * weight.T @ (n - p)
+
+    def height(images: Tensor) -> Tensor:
+        return images.flatten(1) @ normal - (n.square().sum() - p.square().sum())
+
+    asked = x[height(x[:, 0]) < 0]
+    smallest = -height(asked[:, 0]) / normal.norm()
+    assert len(asked) >= 3 and smallest.max() < 0.3  # so that [0, 1] does not bind
+
+    def excess(e: Tensor, positions: Tensor) -> Tensor:
+        return (e[:, 0] - p).norm(dim=1) - (e[:, 0] - n).norm(dim=1)
+
+    found, norms = smallest_l2(embed, asked[:, 0], excess, steps=300)
+    assert (excess(embed(found)[:, None], torch.arange(len(found))) > 0).all()
+    assert torch.allclose((found - asked[:, 0]).flatten(1).norm(dim=1), norms)
+    assert (norms >= smallest * (1 - 1e-6)).all() and (norms <= 1.05 * smallest).all()
+
+
+def test_cw_says_where_there_is_nothing_to_find() -> None:
+    _, norms = smallest_l2(tanh_embedder(9), pictures(2)[:, 0], lambda e, p: -1 - e[:, 0].square().sum(1), steps=3)
+    assert norms.isinf().all()
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_cw_in_a_ball_is_near_the_linear_closed_form_and_stays_inside(norm: str) -> None:
+    embed, weight = linear_embedder(9)
+    x, target, eps = 0.4 + 0.2 * pictures(6), draw(6, 5), 0.05
+    found = METHODS["cw"](embed, x, towards(target), Ball(eps, norm), Budget(50))  # type: ignore[arg-type]
+    shift = (found.images - x).flatten(2)
+    assert (shift.abs().amax() if norm == "linf" else shift.norm(dim=2).amax()) <= eps * (1 + 1e-9)
+    gain = ((embed(found.images[:, 0]) - embed(x[:, 0])) * target).sum(1)
+    best = eps * (target @ weight).norm(p=1 if norm == "linf" else 2, dim=1)
+    assert (gain >= (0.95 if norm == "linf" else 0.85) * best).all() and (gain <= best * (1 + 1e-9)).all()
+
+
+def test_the_smallest_eps_is_found_by_bisection() -> None:
+    true = torch.tensor([0.0, 0.01, 0.07, 0.19, 0.5], dtype=torch.float64)
+    asked: list[int] = []
+
+    def succeeds(eps: float, which: Tensor) -> Tensor:
+        asked.append(len(which))
+        return true[which] <= eps
+
+    found = smallest_eps(succeeds, 5, highest=0.2, searches=8)
+    assert found[0] == 0 and found[4].isinf()
+    assert ((found[1:4] >= true[1:4]) & (found[1:4] <= true[1:4] + 0.2 / 256)).all()
+    assert sum(asked) <= 5 + 4 + 3 * 8  # who is done is not asked again
+
+
+# All of them -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_runs_with_an_objective_of_ones_own(name: str) -> None:
+    x, mine = pictures(4), Objective(lambda e, positions: e[:, 0, 0])
+    found = METHODS[name](
+        tanh_embedder(9), x, mine, Ball(0.1), Budget(20, 0.03), key=KEY, ids=torch.arange(4), embedded=None
+    )
+    assert (reached(tanh_embedder(9), found.images, mine) > reached(tanh_embedder(9), x, mine)).all()

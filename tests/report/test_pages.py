@@ -1,0 +1,256 @@
+"""What stands in the pages, without a browser: verdicts, bars, cases, commands, sizes."""
+
+import html
+import json
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from anchorhold.auditing.shown import SHOWN, Pictures, load_pictures
+from anchorhold.errors import RunError
+from anchorhold.report.audit_page import bars_of, command_of, verdict_of, write_audit_page
+from anchorhold.report.charts import Axis, Mark, Point, Series, chart, ticks
+from anchorhold.report.collect import collect, flat_since, read_audit, read_run
+from anchorhold.report.compare_page import write_compare_page
+from anchorhold.report.gallery import MOST, gallery_of
+from anchorhold.report.training_page import write_training_page
+from tests.report.invented import a_run, an_audit, flat_rows
+from tests.report.shown import FOLDER, HOSTILE, a_collapsing_run, a_hostile_audit, runs_to_compare
+
+
+@pytest.fixture(scope="module")
+def audited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_hostile_audit(tmp_path_factory.mktemp("audits") / FOLDER)
+
+
+def columns(**values: tuple[float, float]) -> dict[str, Any]:
+    """One protocol with columns by name: initial and value; _ stands for what no keyword may hold."""
+    names = {name.replace("_plus", "+").replace("_minus", "-"): pair for name, pair in values.items()}
+    return {"columns": {n: {"value": b, "initial": a, "low": b, "high": b} for n, (a, b) in names.items()}}
+
+
+# ---------------------------------------------------------------- verdict and bars
+
+
+@pytest.mark.parametrize(
+    ("outcome", "flags", "level"),
+    [
+        (columns(LTM=(50, 45), CA_plus=(50, 40)), [], "good"),
+        (columns(LTM=(50, 45), CA_plus=(50, 20)), [], "fair"),  # one that comes 60 % of its way is too much
+        (columns(LTM=(50, 30), CA_plus=(50, 20)), [], "fair"),
+        (columns(LTM=(50, 5), CA_minus=(2, 80)), [], "bad"),
+        (columns(LTM=(50, 49)), ["zero-gradient"], "bad"),  # a good score that cannot be trusted
+        (columns(LTM=(50, 49)), ["few-samples"], "good"),
+        (columns(LTM=(0, 0)), [], "fair"),
+        (columns(TMA=(0.2, 0.95)), [], "bad"),
+    ],
+)
+def test_the_verdict(outcome: dict[str, Any], flags: list[str], level: str) -> None:
+    told = [{"name": name, "message": "…"} for name in flags]
+    assert verdict_of({"protocols": {"corrected": outcome}, "flags": told}).level == level
+
+
+def test_the_verdict_goes_by_the_last_protocol_and_names_the_strongest_attack() -> None:
+    mild, hard = columns(LTM=(50, 49), GTM=(50, 49)), columns(LTM=(50, 20), GTM=(50, 1))
+    found = verdict_of({"protocols": {"published": mild, "corrected": hard}})
+    assert found.level == "bad" and "GTM: clean 50.0 · after 1.0" in found.text and "79 % of the way" in found.text
+
+
+def test_bars_share_one_scale() -> None:
+    found = {bar.name: bar for bar in bars_of(columns(CA_minus=(2, 51), TMA=(0.1, 0.6), GTT=(100, 25)))}
+    assert [found["CA-"].place(v) for v in (2.0, 51.0, 100.0)] == [2, 51, 100] and found["CA-"].way == 50
+    assert found["TMA"].place(0.6) == 60 and found["TMA"].place(-0.3) == 0 and found["TMA"].measure.goal == 1
+    assert found["GTT"].way == 75 and "clean 100.0 · after 25.0 [25.0, 25.0] · goal 0" in found["GTT"].tip
+    shift = bars_of({"columns": {"ES:D": {"value": 0.5, "initial": 0.0}}})[0]
+    assert shift.place(shift.after) == 25 and shift.way == 25 and "[" not in shift.tip
+
+
+# ---------------------------------------------------------------- the gallery
+
+
+def test_cases_are_what_the_examples_hold(audited: Path) -> None:
+    found = gallery_of(audited, read_audit(audited))
+    examples = safetensors.torch.load_file(audited / "examples.safetensors")
+    names = [HOSTILE[number % len(HOSTILE)] for number in range(40)]
+    assert found.attacks == ["ES", "QA-", "CA+"] and found.named and found.factor == 15  # 127 over 8 levels
+    case = next(each for each in found.cases if each.attack == "QA-" and each.held == "worst")
+    (label,) = {key.split("/")[0] for key in examples if key.startswith("QA-")}
+    before, after = (examples[f"{label}/{name}"][0].tolist() for name in ("before", "after"))
+    own = names[int(examples[f"{label}/ids"][0])]
+    assert case.name == own and not case.candidate
+    assert [n.name for n in case.before] == [names[i] for i in before[:SHOWN]]
+    assert [n.right for n in case.after] == [names[i] == own for i in after[:SHOWN]]
+    for one, other, shown in ((before, after, case.before), (after, before, case.after)):
+        assert [n.other for n in shown] == [other.index(i) + 1 if i in other else None for i in one[:SHOWN]]
+    samples = safetensors.torch.load_file(audited / "samples.safetensors")
+    row = samples[f"{label}/ids"].tolist().index(int(examples[f"{label}/ids"][0]))
+    assert case.target_name == names[int(samples[f"{label}/targets"][row].flatten()[0])] and case.target is not None
+    told = [f"{100 * float(samples[f'corrected/QA-{end}'][row]):.1f} %" for end in ("/initial", "")]
+    assert case.measures == [("QA-", *told)]
+
+
+def test_a_candidate_is_marked_in_the_list_it_was_raised_in(audited: Path) -> None:
+    found = gallery_of(audited, read_audit(audited))
+    case = next(each for each in found.cases if each.attack == "CA+" and each.held == "worst")
+    examples = safetensors.torch.load_file(audited / "examples.safetensors")
+    (label,) = {key.split("/")[0] for key in examples if key.startswith("CA+")}
+    sample, asked = int(examples[f"{label}/ids"][0]), int(examples[f"{label}/asked"][0])
+    assert case.candidate and case.query is not None
+    assert case.name == HOSTILE[asked % 5] and case.sample_name == HOSTILE[sample % 5]
+    listed = examples[f"{label}/after"][0, :SHOWN].tolist()
+    assert [n.attacked for n in case.after] == [item == sample for item in listed]
+
+
+def test_pictures_come_back_as_they_were(audited: Path, tmp_path: Path) -> None:
+    found = load_pictures(audited / "pictures.safetensors")
+    assert set(found.images) == {"query", "gallery"} and set(found.classes["query"].values()) <= set(HOSTILE)
+    image = torch.arange(48, dtype=torch.uint8).reshape(4, 4, 3)
+    Pictures({"query": {7: image}}, {"query": {7: HOSTILE[2]}}).save(tmp_path / "p.safetensors")
+    again = load_pictures(tmp_path / "p.safetensors")
+    assert torch.equal(again.images["query"][7], image) and again.classes == {"query": {7: HOSTILE[2]}}
+    (tmp_path / "p.safetensors").write_bytes(b"no")
+    with pytest.raises(RunError, match="audit anew"):
+        load_pictures(tmp_path / "p.safetensors")
+
+
+def test_a_gallery_of_200_queries_stays_under_5_megabytes(tmp_path: Path) -> None:
+    """Photographs all of which differ, neighbours included, and rougher than most."""
+    draw = torch.Generator().manual_seed(0)
+
+    def photos(count: int) -> torch.Tensor:
+        coarse = torch.rand((count, 3, 9, 9), generator=draw)
+        smooth = torch.nn.functional.interpolate(coarse, (96, 96), mode="bicubic")
+        noisy = smooth + 0.05 * torch.randn(smooth.shape, generator=draw)
+        return (255 * noisy).clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+    an_audit(tmp_path)
+    audit = json.loads((tmp_path / "audit.json").read_text())
+    examples: dict[str, torch.Tensor] = {}
+    runs, total = 67, 201
+    pictures = photos(10 * total)
+    for run in range(runs):
+        clean = photos(3)
+        noise = torch.randint(-8, 9, clean.shape, generator=draw)
+        ids = torch.arange(30 * run, 30 * run + 30).reshape(3, 10)
+        examples |= {
+            f"ES.{run}/ids": ids[:, 0].clone(),
+            f"ES.{run}/asked": ids[:, 0].clone(),
+            f"ES.{run}/before": ids.roll(5, 1),
+            f"ES.{run}/after": ids.clone(),
+            f"ES.{run}/clean": clean,
+            f"ES.{run}/perturbed": (clean.int() + noise).clamp(0, 255).to(torch.uint8),
+        }
+    audit["runs"] = [{"label": f"ES.{run}", "attack": "ES", "goals": {"corrected": {}}} for run in range(runs)]
+    safetensors.torch.save_file(examples, tmp_path / "examples.safetensors")
+    known = dict(enumerate(pictures))
+    Pictures({"gallery": known, "query": known}, dict.fromkeys(("gallery", "query"), dict.fromkeys(known, "a"))).save(
+        tmp_path / "pictures.safetensors"
+    )
+    (tmp_path / "audit.json").write_text(json.dumps(audit))
+    page = write_audit_page(tmp_path)
+    text = page.read_text()
+    assert text.count("<article") == total and text.count("<image ") == 13 * total
+    assert 0.3 * MOST < page.stat().st_size < 5_000_000
+
+
+# ---------------------------------------------------------------- whole pages
+
+
+def test_the_audit_writes_its_page_and_report_writes_it_again(audited: Path) -> None:
+    page = audited / "page.html"
+    text = page.read_text(encoding="utf-8")
+    again = write_audit_page(audited).read_text(encoding="utf-8")
+    stamp = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
+    assert stamp.sub("", text) == stamp.sub("", again)
+    assert "<script>alert" not in text and "<img" not in text and text.count("<script") == 1
+    for name in HOSTILE:
+        assert html.escape(name, quote=False).replace("'", "&#39;").replace('"', "&#34;") in text
+    assert re.search(r"(src|href)=\"(?!data:|#p\d)", text) is None and "://" not in text.replace("://www.w3.org", "")
+
+
+def test_a_page_is_made_from_little(tmp_path: Path) -> None:
+    """An audit.json alone, as it lies in a repository: no samples, no examples, no pictures."""
+    text = write_audit_page(an_audit(tmp_path)).read_text()
+    assert "What each attack does" in text and 'class="case"' not in text
+    audit = json.loads((tmp_path / "audit.json").read_text())
+    audit["curve"] = {"about": "<i>a</i>", "eps": [0, 0.1], "lines": {"x": [50.0, 7.25]}}
+    (tmp_path / "audit.json").write_text(json.dumps(audit))
+    text = write_audit_page(tmp_path, tmp_path / "other.html").read_text()
+    assert "x: 7.2 at ε = 0.1" in text and "<i>" not in text
+    (tmp_path / "audit.json").write_text("{")
+    with pytest.raises(RunError, match="cannot read"):
+        write_audit_page(tmp_path)
+
+
+def test_the_command_makes_the_same_audit(audited: Path, tmp_path: Path) -> None:
+    audit = read_audit(audited)
+    said = command_of(audit)
+    assert (
+        "--data '<b>data</b>'" in said
+        and "--limit 12" in said
+        and "--steps 2" in said
+        and "--eps 8/255 --alpha 3/255" in said
+    )
+    assert "--attacks ES,CA+,QA-" in said and "--protocol" not in said and "--seeds" not in said
+    changed = a_hostile_audit(tmp_path, attacks={"CA+": {"w": 3}}, protocols=["corrected"], budget="adml", limit=0)
+    said = command_of(read_audit(changed))
+    assert "--attacks CA+:w=3" in said and "--protocol corrected" in said and "--full" in said
+    assert "--budget adml" in said
+
+
+def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
+    run = read_run(a_collapsing_run(tmp_path / "run"))
+    assert flat_since(run) == ([(8, 12)], 8)
+    text = write_training_page(tmp_path / "run").read_text()
+    assert text.count('class="band"') == 7 and "epoch 8" in text and "It has collapsed" in text
+    assert "γ = 0.2" in text and "collapse under 0.02" in text and "The run goes on" in text
+    fine = write_training_page(a_run(tmp_path / "fine", flat_rows(separability=0.3))).read_text()
+    assert "No sign of collapse" in fine and 'class="band"' not in fine
+    early = write_training_page(a_run(tmp_path / "early", [], status="running")).read_text()
+    assert "No epoch has ended yet" in early
+
+
+def test_a_log_that_is_being_written_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
+    a_run(tmp_path, flat_rows(3, 0.3), status="running")
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 4, "lo')
+    assert "epoch 3: training loss" in (text := write_training_page(tmp_path).read_text()) and "epoch 4" not in text
+
+
+def test_compare_shows_print_in_grey(tmp_path: Path) -> None:
+    entries = collect([runs_to_compare(tmp_path)]).entries
+    text = write_compare_page(entries, tmp_path / "c.html").read_text()
+    assert "rows in print" not in text and text.count('role="img" aria-label=') >= 3
+    on_cub = [replace(e, info=dict(e.info) | {"data": {"name": "cub"}, "row": "001/t6/cub/hm-lga-8"}) for e in entries]
+    text = write_compare_page(on_cub, tmp_path / "c.html", sort="r1").read_text()
+    assert text.count('class="point grey"') > 50 and "its row in print: R@1" in text
+    assert text.index(">b</bdi></td>") < text.index(">c</bdi></td>") < text.index(">a</bdi></td>")
+    assert html.escape(FOLDER) in text and FOLDER not in text
+
+
+# ---------------------------------------------------------------- charts
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 7.9), (1e-5, 3e-5), (99.0, 101.0), (5, 5), (0, 1e6)])
+def test_ticks_are_round_and_hold_what_they_are_asked_to(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert found[0] <= low + 1e-12 and found[-1] >= high - 1e-12 and 3 <= len(found) <= 8
+    steps = {round(b - a, 12) for a, b in pairwise(found)}
+    assert len(steps) == 1 and f"{steps.pop():e}"[0] in "125"
+
+
+def test_points_stand_where_their_numbers_say() -> None:
+    drawn = str(
+        chart([Series("s", [Point(0, 0, "<a>"), Point(10, 4, "b")])], Axis("x"), Axis("y"), "both", [Mark(2, "m")])
+    )
+    places = re.findall(r'transform="translate\(([\d.]+) ([\d.]+)\)"', drawn)
+    (left, bottom), (right, top) = ((float(x), float(y)) for x, y in places)
+    assert left < right and bottom > top and "&lt;a&gt;" in drawn and "<a>" not in drawn
+    mark = re.search(r'class="mark"[^>]*y1="([\d.]+)"', drawn)
+    assert mark is not None and float(mark[1]) == pytest.approx((top + bottom) / 2)
