@@ -95,3 +95,23 @@ def test_the_page_on_speed_repeats_the_benchmark() -> None:
     for name, steps in (("hm-lga", 4200), ("hm-lga-75", 7875)):
         run = json.loads((ROOT / "results" / "cub" / name / "run.json").read_text())
         assert f"{1000 * run['seconds'] / steps:.0f} ms" in page
+
+
+DIGITS = re.findall(r"^\| ([a-z-]+) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.M)
+
+
+def test_the_table_of_defences_repeats_its_runs() -> None:
+    folder = ROOT / "results" / "digits"
+    shown = {name: cells for name, *cells in DIGITS if (folder / f"{name}-0").is_dir()}
+    assert {f"{name}-{seed}" for name in shown for seed in (0, 1)} == {path.name for path in folder.iterdir()}
+    for name, cells in shown.items():
+        for seed, (r1, published, corrected, recall, steps) in enumerate(zip(*(cell.split(" / ") for cell in cells))):
+            run = json.loads((folder / f"{name}-{seed}" / "run.json").read_text())
+            assert run["commit"] and "dirty" not in run["commit"] and run["settings"]["train"]["seed"] == seed
+            if run["status"] == "stopped":
+                assert (r1, published) == ("collapse", "–") and "collapsed" in run["reason"]
+                continue
+            audit = json.loads((folder / f"{name}-{seed}" / "audit.json").read_text())["protocols"]
+            assert r1 == f"{run['final']['r1']:.1f}" and steps == f"{run['image_steps']:,}"
+            assert [published, corrected] == [f"{audit[p]['ers']['value']:.1f}" for p in ("published", "corrected")]
+            assert recall == f"{audit['corrected']['columns']['ES:R']['value']:.1f}"

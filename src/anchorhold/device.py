@@ -25,6 +25,8 @@ def device_named(name: str) -> torch.device:
         raise RunError(f"{name} is not supported; --device takes auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RunError("no CUDA device is available here; `anchorhold doctor` says what is; use --device cpu")
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)  # graphs are captured on the current one
     return device
 
 

@@ -30,7 +30,7 @@ from .report.compare import leaves, matrix, runs_table
 from .report.plots import plot_against
 from .report.tables import Table, called, render
 from .settings import Settings, build, check, settings_from, to_dict
-from .training import fit, resume
+from .training import fit, resume, with_data
 
 __all__ = ["Point", "Swept", "parse_vary", "points", "sweep"]
 
@@ -122,7 +122,7 @@ def sweep(
     `audited` are settings of the audits (`AuditSettings`), such as {"limit": 500}; None leaves the audits out.
     """
     out, report = Path(out), report or Silent()
-    planned = points(recipe, vary, overrides or {})
+    planned = points(recipe, vary, with_data(overrides or {}, data))
     for done, point in enumerate(planned, 1):
         report.say(f"{done} of {len(planned)}: {point.folder}")
         try:

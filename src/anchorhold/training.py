@@ -40,9 +40,9 @@ from .random import Key
 from .record import Run, provenance
 from .settings import Settings, check, settings_from, to_dict
 
-__all__ = ["fit", "resume"]
+__all__ = ["fit", "resume", "with_data"]
 
-CANARY = 0.1  # share of the climb that a fast ascent may miss: signed steps in bf16 differ by some percent
+CANARY = 0.02  # share of the climb, in the objective's units, that a fast ascent may miss
 LOOK = 20  # steps between looks at whether the loss is still finite: each look waits for the GPU
 
 
@@ -65,7 +65,7 @@ def fit(
     `row` names the published row that the settings are of, for the record.
     """
     if settings is None:
-        settings = settings_from(recipe, _with_data(overrides or {}, data))
+        settings = settings_from(recipe, with_data(overrides or {}, data))
     given = model is not None
     if model is not None:
         described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm")}
@@ -173,7 +173,7 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
         fused=device.type == "cuda",
         weight_decay=settings.optimiser.weight_decay,
     )
-    average = Average(model, train.ema)
+    average = Average(nn.ModuleDict(parts), train.ema)
     loose: dict[str, dict[str, Tensor]] = {"state": {}, "ema": average.tensors}
     run.tidy()
     restored = checkpoint.restore(run, parts, optimiser, loose)
@@ -181,6 +181,8 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
         report.say(run.broken)
     at = restored or Progress()
     run.cut_metrics(at.epoch)
+    if flags := run.read_json().get("flags"):
+        run.update_json(flags=[flag for flag in flags if flag["epoch"] <= at.epoch])
     precision = computing(train.precision, device)
     finite = torch.ones((), dtype=torch.bool, device=device)
     meters = Meters(at.meters)
@@ -200,7 +202,9 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     # A third of the images leave at once, and the passes of training count double.
     work = total * settings.batch.pairs * (5 + getattr(settings.defence, "steps", 0))
     fast = compiles(train.compile, train.precision, device, work)
-    graphed = Graphed(model, precision) if fast and settings.model.freeze_batchnorm else None
+    # Live BatchNorm changes from pass to pass, and with a companion it is not the model that is passed through.
+    plain = settings.model.freeze_batchnorm and defence.companion is None
+    graphed = Graphed(model, precision) if fast and plain else None
     watched = device.type == "cuda" and train.canary_every > 0
     with _stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
         while at.epoch < train.epochs:
@@ -224,7 +228,8 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     settings.batch.mining_pairs,
                     parts.get("companion"),
                     fast,
-                    watched and at.step % train.canary_every == 0,
+                    # One step earlier each time: CA-TRIDE takes turns, and every 500th step is the same one's.
+                    watched and (at.step + at.step // train.canary_every) % train.canary_every == 0,
                     graphed,
                 )
                 for loss in defence.run(step, _unperturbed(settings.defence) if benign else settings.defence):
@@ -361,7 +366,8 @@ def _judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
             "unit kept; train with --set train.precision=fp32 --set train.compile=off"
         )
         report.say(f"warning: {text}")
-        run.update_json(flags=[*run.read_json().get("flags", []), {"name": "canary", "text": text, "value": gap}])
+        flag = {"name": "canary", "epoch": row["epoch"], "text": text, "value": gap}
+        run.update_json(flags=[*run.read_json().get("flags", []), flag])
 
 
 def _stopped(run: Run, reason: str, report: Report) -> RunError:
@@ -399,7 +405,7 @@ def _stop_on_signal() -> Iterator[Callable[[], bool]]:
 # Small things ----------------------------------------------------------------------------------------------
 
 
-def _with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
+def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """What is known of a data set, below what the caller says."""
     known = {"name": data.name, "root": data.root}
     said = overrides.get("data", {})

@@ -79,9 +79,12 @@ def test_paths_may_lie_elsewhere(tmp_path: Path) -> None:
     [
         ((*TRAIN, "a/1.jpg,owl,test"), "line 4 of .*names a/1.jpg again, line 2 did already; list each image once"),
         ((*TRAIN, "a/../a/1.jpg,owl,test"), "names a/../a/1.jpg again, line 2"),
-        (("1.jpg,0.0,train", "2.jpg,1.0,train", "3.jpg,2.0,test"), "labels of .* are floats, such as 0.0 in line 2"),
-        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,2.5,test"), "are floats, such as 2.5 in line 4"),
-        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,nan,test"), "are floats, such as nan in line 4"),
+        (
+            ("1.jpg,0.0,train", "2.jpg,1.0,train", "3.jpg,2.0,test"),
+            "labels of .* not whole ones from 0, such as 0.0 in line 2",
+        ),
+        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,2.5,test"), "not whole ones from 0, such as 2.5 in line 4"),
+        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,nan,test"), "not whole ones from 0, such as nan in line 4"),
         ((*TRAIN, "3.jpg,,test"), "line 4 of .*has no label"),
         ((*TRAIN, ",owl,test"), "line 4 of .*has no path"),
         ((*TRAIN, "3.jpg,owl,val"), "line 4 of .*has the split 'val'; write train, test, query, gallery"),

@@ -94,6 +94,25 @@ def test_compiling_is_for_long_work_on_a_gpu_in_bf16() -> None:
             compiles(*wrong, 0)
 
 
+def test_the_canary_looks_at_both_turns_of_a_defence_that_alternates() -> None:
+    every = settings_from("hm-lga").train.canary_every
+    looked = [step for step in range(8 * every) if (step + step // every) % every == 0]
+    assert 6 <= len(looked) <= 8 and {step % 2 for step in looked} == {0, 1}
+
+
+def test_with_a_companion_the_model_s_own_pass_is_not_replayed(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs hold the embedder's pass; `distil` trains its features, which have another head and no sphere."""
+    made: list[nn.Module] = []
+    monkeypatch.setattr(training, "compiles", lambda *_: True)
+    monkeypatch.setattr(training, "Graphed", lambda model, precision: made.append(model))
+    settings = {"train": {"epochs": 1}, "batch": {"pairs": 300}, "model": {"freeze_batchnorm": True}}
+    for recipe in ("distil", "classify", "natural"):
+        ah.fit(None, digits, recipe, tmp_path / recipe, overrides=settings, device="cpu")
+    assert len(made) == 1
+
+
 # Benign batches ----------------------------------------------------------------------------------------------
 
 

@@ -138,7 +138,7 @@ def test_killed_it_goes_on_and_ends_identical(tmp_path: Path, monkeypatch: Any) 
         [sys.executable, "-m", "anchorhold", *command.split()], env=environment, check=False, capture_output=True
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert [path.name for path in (tmp_path / "ix").rglob("*")] == ["parts", "000000.safetensors"]
+    assert [path.name for path in (tmp_path / "ix").rglob("*")] == [".anchorhold-parts", "000000.safetensors"]
     with pytest.raises(RunError, match="no complete index: the same `anchorhold embed` again goes on"):
         Index("ix")
     (tmp_path / "kill").unlink()
@@ -164,7 +164,7 @@ def test_stopped_it_says_how_to_go_on_and_damage_is_done_again(
     with pytest.raises(Interrupted, match="goes on from here"):
         embed(model, photos, tmp_path / "ix", batch=1, device="cpu")
     monkeypatch.setattr(Parts, "keep", keep)
-    (tmp_path / "ix/parts/000000.safetensors").write_bytes(b"torn")
+    (tmp_path / "ix/.anchorhold-parts/000000.safetensors").write_bytes(b"torn")
     report = Lines()
     embed(model, photos, tmp_path / "ix", batch=1, device="cpu", report=report)
     assert "embedding 11 4" in report.said and report.said.count("embedding at 11") == 1
@@ -302,16 +302,16 @@ def test_the_digest_is_the_audits(model: Embedder) -> None:
 def test_a_place_that_cannot_be_written_is_known_at_once(model: Embedder, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     report = Lines()
-    with pytest.raises(RunError, match=r"cannot make .*file/parts: .*; choose another --out"):
+    with pytest.raises(RunError, match=r"cannot make .*file/.anchorhold-parts: .*; choose another --out"):
         embed(model, photos, tmp_path / "file", device="cpu", report=report)
     assert not report.said
 
 
 def test_killed_after_the_last_file_nothing_is_left_over(model: Embedder, photos: Path, tmp_path: Path) -> None:
     embed(model, photos, tmp_path / "ix", device="cpu")
-    (tmp_path / "ix" / "parts").mkdir()
+    (tmp_path / "ix" / ".anchorhold-parts").mkdir()
     embed(model, photos, tmp_path / "ix", device="cpu")
-    assert not (tmp_path / "ix" / "parts").exists()
+    assert not (tmp_path / "ix" / ".anchorhold-parts").exists()
 
 
 def test_a_model_is_remembered_by_its_whole_path(tmp_path: Path, monkeypatch: Any) -> None:
@@ -368,3 +368,20 @@ def test_an_index_that_was_tampered_with_is_one_line(model: Embedder, photos: Pa
         list(Index(out).parts())
     with pytest.raises(RunError, match="holds no index: make one with `anchorhold embed`"):
         Index(photos)
+
+
+def test_what_is_not_of_an_index_is_left_alone(tmp_path: Path, model: Embedder) -> None:
+    """A folder of images called parts, in the very place where the index goes, has to be there afterwards."""
+    place = tmp_path / "shop"
+    for name in ("wheels", "parts"):
+        (place / name).mkdir(parents=True)
+        for number in range(2):
+            Image.new("RGB", (8, 8), (number, 9, 9)).save(place / name / f"{number}.png")
+    index = embed(model, place, place)
+    assert len(index) == 4 and len(list((place / "parts").iterdir())) == 2
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "ids.csv").write_text("path\n../shop/wheels/0.png\n")
+    with pytest.raises(RunError, match="not of an index"):
+        embed(model, other / "ids.csv", other)
+    assert (other / "ids.csv").read_text().startswith("path")

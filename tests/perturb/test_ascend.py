@@ -224,6 +224,13 @@ def test_a_watcher_is_shown_where_each_step_starts(batch: int) -> None:
     assert seen[4].isnan().any()  # those who left are not shown again
 
 
+def test_a_watcher_keeps_what_it_was_shown_of_a_single_step() -> None:
+    seen: list[Tensor] = []
+    embed, x = tanh_embedder(9), pictures(3)
+    ascend(embed, x, towards(draw(3, 6)), Ball(0.2), Budget(1, 0.1), watch=lambda step, images, at: seen.append(images))
+    assert torch.equal(seen[0], x)
+
+
 def test_schedules_shorten_the_steps() -> None:
     assert [Budget(4, 1.0, schedule="linear").length(i) for i in range(4)] == [1, 0.75, 0.5, 0.25]
     cosine = [Budget(4, 1.0, schedule="cosine").length(i) for i in range(4)]

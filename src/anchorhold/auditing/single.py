@@ -98,13 +98,15 @@ def attack_one(
         if number is None:
             pixels = _read(Path(image).expanduser(), material).to(where)
             classes = material.gallery.split.classes
+            if gallery is not None and not label:  # an image of the gallery has a class, and is never its own match
+                label = classes[int(material.gallery.split.labels[gallery])]
             check(
                 bool(label) or goal not in ("LTM", "GTM", "nearest", "margin"),
                 f"{goal} needs the class of {name}: say it with --class",
             )
             check(not label or label in classes, f"the gallery has no class {label!r}; it has {', '.join(classes[:8])}")
             labels = torch.tensor([classes.index(label) if label else -1], device=where)
-            own = torch.tensor([-1], device=where)
+            own = torch.tensor([-1 if gallery is None else gallery], device=where)
             queries, ids = embed_all(embed, [pixels]), torch.tensor([0], device=where)
             scene = Scene(items, material.gallery_labels, queries, labels, own)
         else:

@@ -74,10 +74,11 @@ def strengthen(
         ids = attacked[task.goal.side]
         kept = set(ids[torch.linspace(0, len(ids) - 1, min(RECEIPTS, len(ids))).round().long()].tolist())
         label, parts = f"{task.name}.strong", []
-        known = shards.find(label, None, what)
+        made = f"{what} {task.goal.run} {[goal.run for goal in task.first]}"
+        known = shards.find(label, None, made)
         with report.task(f"{task.name} (strong)", len(ids)) as advance:
             for index, part in enumerate(ids.split(batch) if known is None else ()):
-                shard = shards.find(label, index, what)
+                shard = shards.find(label, index, made)
                 if shard is None:
                     begun = time.monotonic()
                     (images,) = material.side(task.goal.side).plain(part, batch=len(part))
@@ -85,13 +86,13 @@ def strengthen(
                         contest = Contest(task, embed, images.to(scene.gallery.dtype), scene, part, key)
                         rows = _climb_ladder(contest, ladder, ball, budget, members, surrogate, kept)
                     shard = Shard(rows, time.monotonic() - begun, contest.steps)
-                    shards.keep(label, index, shard, what)
+                    shards.keep(label, index, shard, made)
                 parts.append(shard)
                 advance(sum(len(each.rows["ids"]) for each in parts), "")
         if known is None:
             joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
             known = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
-            shards.keep(label, None, known, what)
+            shards.keep(label, None, known, made)
         runs.append(_run_rows(task, label, known, standard))
         whole[task.name] = known.rows
         receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}

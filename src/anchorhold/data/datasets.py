@@ -143,7 +143,9 @@ def csv_split(root: str | Path) -> tuple[Split, tuple[str, ...]]:
     if parts is not None:
         whole = replace(whole.keep(torch.tensor([part != "train" for part in parts])), name="csv/test")
     check_classes(whole.gallery)
-    return whole, tuple(_singles(whole))
+    names = len(whole.classes)
+    all_of_it = f"all {names} classes of {root} are audited; leave out what the model was trained on"
+    return whole, (*(() if parts is not None else (all_of_it,)), *_singles(whole))
 
 
 def _read_csv(path: Path) -> tuple[Split, list[str] | None]:
@@ -156,8 +158,8 @@ def _read_csv(path: Path) -> tuple[Split, list[str] | None]:
     if rows and all(map(_is_number, labels)) and not all(label.isdecimal() for label in labels):
         number, odd = next((n, row["label"]) for n, row in rows if not row["label"].isdecimal())
         raise DataError(
-            f"the labels of {path} are floats, such as {odd} in line {number}; a label is a class: "
-            "write whole numbers from 0, or names"
+            f"the labels of {path} are numbers but not whole ones from 0, such as {odd} in line {number}; "
+            "a label is a class: write whole numbers from 0, or names"
         )
     once(path, [(number, row["path"]) for number, row in rows])
     parts = [row["split"] for _, row in rows] if rows and "split" in rows[0][1] else None

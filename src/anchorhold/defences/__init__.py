@@ -49,17 +49,18 @@ class Defence:
 
 _NO_DESTINATION = {"boost": "g_B raises a destination hardness, which defence.name=hardness alone has"}
 _CLEAN_ANCHOR = _NO_DESTINATION | {"ics": "ICS needs an adversarial anchor, and here the anchor stays clean"}
+_NO_ICS = _NO_DESTINATION | {"ics": "ICS belongs to hardness manipulation, defence.name=hardness"}
 
 
 DEFENCES = {
     "natural": Defence(natural, NaturalSettings, refused=_CLEAN_ANCHOR),
     "hardness": Defence(hardness_manipulation, HardnessSettings),
     "act": Defence(anti_collapse, ActSettings, refused=_CLEAN_ANCHOR),
-    "est": Defence(embedding_shifted, EstSettings, refused=_NO_DESTINATION),
-    "ses": Defence(suppressed_shift, SesSettings, refused=_NO_DESTINATION),
+    "est": Defence(embedding_shifted, EstSettings, refused=_NO_ICS),
+    "ses": Defence(suppressed_shift, SesSettings, refused=_NO_ICS),
     "rest": Defence(revised_embedding_shifted, RestSettings, refused=_CLEAN_ANCHOR),
-    "tride": Defence(triplet_decoupling, TrideSettings, refused=_CLEAN_ANCHOR),
-    "adml": Defence(adversarial_metric_learning, AdmlSettings, refused=_CLEAN_ANCHOR),
+    "tride": Defence(triplet_decoupling, TrideSettings, refused=_NO_ICS),
+    "adml": Defence(adversarial_metric_learning, AdmlSettings, refused=_NO_ICS),
     "classify": Defence(classify, ClassifySettings, classifier, accuracies),
     "distil": Defence(distil, DistilSettings, original, drifts),
 }

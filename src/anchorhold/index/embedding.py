@@ -6,7 +6,6 @@ does the blocks that have none, and ends with the same bytes as one that was lef
 
 import io
 import os
-import shutil
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -30,7 +29,7 @@ from ..model.victim import reason_of
 from ..record import provenance
 from ..settings import check
 from .folder import Index, Named, described, need, squares, write_parquet
-from .parts import Parts, refuse_other
+from .parts import Parts, refuse_other, remove_parts
 from .sources import Source, digest_of, shown, source_at
 
 __all__ = ["embed", "vectors_of"]
@@ -75,7 +74,7 @@ def embed(
         index = Index(out)
         known = index.about["made_with"] | {"source": index.about["source"]["digest"]}
         refuse_other(out, known, {**made_with, "source": items})
-        shutil.rmtree(out / "parts", ignore_errors=True)  # where it was killed between the two
+        remove_parts(out)  # where it was killed between the two
         report.say(f"{out} is complete already")
     else:
         _refuse_bad(images, on_bad_image)

@@ -103,7 +103,7 @@ class Index:
         try:
             self.about: dict[str, Any] = json.loads((self.path / "index.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            begun = (self.path / "parts").is_dir()
+            begun = (self.path / ".anchorhold-parts").is_dir()
             todo = "the same `anchorhold embed` again goes on with it" if begun else "make one with `anchorhold embed`"
             raise RunError(f"{self.path} holds no {'complete ' if begun else ''}index: {todo}") from None
         except (OSError, ValueError) as error:

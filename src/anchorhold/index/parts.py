@@ -1,7 +1,7 @@
 """What is done of an index that is being made: a file for each block of images, written whole or not at all."""
 
+import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from ..record import atomic
 from .folder import Index, write_index
 from .sources import Item, digest_of, shown
 
-__all__ = ["Parts", "refuse_other"]
+__all__ = ["PARTS", "Parts", "refuse_other", "remove_parts"]
+
+PARTS = ".anchorhold-parts"  # no folder of the user's is called so
 
 
 class Parts:
-    """The blocks of `size` items, and those of them that have a part in `out`/parts."""
+    """The blocks of `size` items, and those of them that have a part in the folder PARTS of `out`."""
 
     def __init__(self, out: Path, items: Sequence[Item], made_with: Mapping[str, Any], size: int) -> None:
-        self.out, self.folder, self.items, self.made_with, self.size = out, out / "parts", items, made_with, size
+        self.out, self.folder, self.items, self.made_with, self.size = out, out / PARTS, items, made_with, size
         self.count = -(-len(items) // size)
 
     def block(self, number: int) -> Sequence[Item]:
@@ -35,6 +37,9 @@ class Parts:
 
         With `whole`, a part that lacks an image is none.
         """
+        for name in ("ids.csv", "vectors.safetensors"):
+            if (self.out / name).exists() and not self.folder.exists():
+                raise RunError(f"{self.out} has a file {name} that is not of an index; choose another --out")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)  # at once: not after the first block
         except OSError as error:
@@ -66,7 +71,7 @@ class Parts:
             raise DataError(f"none of {len(skipped):,} images can be read, the first is {shown(name)}: {reason}")
         whole = {"images": len(rows), "dim": dim, **about, "skipped": skipped}
         index = write_index(self.out, whole, rows, labelled, self._vectors())
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_parts(self.out)
         return index
 
     def _vectors(self) -> Iterator[Tensor]:
@@ -97,3 +102,12 @@ def refuse_other(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any])
     changed = [name for name in wanted if known.get(name) != wanted[name]]
     if changed:
         raise RunError(f"{out} was made with another {', '.join(changed)}; choose another --out, or remove it")
+
+
+def remove_parts(out: Path) -> None:
+    """Take away the parts, and nothing that is not one of them."""
+    for pattern in ("[0-9]*.safetensors", ".*.part"):
+        for part in (out / PARTS).glob(pattern):
+            part.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (out / PARTS).rmdir()

@@ -190,7 +190,7 @@ def _listed(table: Path) -> Source:
                         f"{table} names {shown(name)} twice, on lines {lines[name]} and {rows.line_num}; keep one"
                     )
                 lines[name] = rows.line_num
-                paths.append(table.parent / Path(written).expanduser())
+                paths.append(table.parent / written)
                 items.append(_item(name, (row.get("label") or "").strip(), paths[-1]))
     except UnicodeDecodeError:
         raise DataError(f"{table} is not UTF-8; save it as CSV in UTF-8") from None

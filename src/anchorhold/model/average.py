@@ -24,8 +24,11 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self._own = dict(model.named_parameters()) if decay else {}
-        self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in self._own.items()}
+        # Statistics of live BatchNorm belong to the weights; where nothing changes, its mean is the same number.
+        tensors = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad]
+        tensors += [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
+        self._own = dict(tensors) if decay else {}
+        self.tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in self._own.items()}
 
     @torch.no_grad()
     def update(self) -> None:

@@ -293,7 +293,8 @@ def _climb(
         own = rows[active]
         where = positions[own]
         if watch is not None and not looking:
-            watch(step, here.detach(), where)
+            # The start is where the last step will be written to.
+            watch(step, here.detach() if step else here.detach().clone(), where)
         opening = first is not None and step == 0
         with torch.set_grad_enabled(not looking):
             embeddings = embed_units(here, own)

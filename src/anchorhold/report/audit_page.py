@@ -155,7 +155,7 @@ def command_of(audit: Mapping[str, Any]) -> str:
         "audit",
         "MODEL",
         "--data",
-        quote(str(dig(audit, "data", "query", "name")).removesuffix("/test")),
+        quote(str(dig(audit, "data", "query", "name")).removesuffix("/test").removesuffix("/query")),
     ]
     protocols = s.get("protocols") or []
     words += ["--protocol", str(protocols[0])] if len(protocols) == 1 else []
