@@ -8,7 +8,7 @@ from torch import Tensor
 
 from anchorhold.attacks import ATTACKS, Goal, Scene, attack
 from anchorhold.attacks.label import predicted, smallest_norms
-from anchorhold.attacks.scale_free import halves, scale_free
+from anchorhold.attacks.scale_free import halves, scale_free, without_end
 from anchorhold.perturb.ascend import Budget, Objective
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.methods import METHODS
@@ -140,3 +140,17 @@ def test_success_at_a_given_eps_agrees_with_the_smallest_norm() -> None:
     done = attack(there.embed, there.images, there.scene, goal, IDS, Ball(0.3), way, KEY, targets=targets)
     assert torch.equal(done.success, norms <= 0.3)
     assert (norms <= 0.3).any() and len(norms.unique()) > 3
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_without_end_nobody_is_done_and_it_is_the_same_up_to_there(name: str) -> None:
+    scene = world().scene
+    goal, targets, objective = made(name, scene)
+    endless = without_end(goal, scene, IDS, targets)
+    far = changed(scene.queries, 3.0)[:, None].requires_grad_()
+    stopped, on = objective.value(far, IDS), endless.value(far, IDS)
+    assert endless.done is None
+    below = stopped < 0.049
+    assert torch.allclose(stopped[below], on[below]) and (on >= stopped - 1e-12).all()
+    (gradient,) = torch.autograd.grad(on.sum(), far)
+    assert (gradient[~below].abs().amax((1, 2)) > 0).all()  # and whoever is beyond goes on

@@ -41,6 +41,9 @@ def test_report(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     Path("runs/a/audit.json").write_text("{")
     code, out, err = run(capsys, monkeypatch, "report", "runs/a")
     assert code == 0 and out == "written: runs/a/training.html\n" and err.startswith("left out: cannot read")
+    Path("runs/a/audit.json").write_text('{"schema": "anchorhold.audit/1", "settings": {}, "protocols": {}}')
+    code, out, err = run(capsys, monkeypatch, "report", "runs")
+    assert code == 0 and "runs/b/training.html" in out and err.startswith("left out: ") and err.count("\n") == 1
     code, out, _ = run(capsys, monkeypatch, "report", "runs/b", "--out", "b.html")
     assert code == 0 and out == "written: b.html\n" and "training" in (tmp_path / "b.html").read_text()
 

@@ -19,6 +19,7 @@ same for the model s·f(x) + b (s > 0).
 s(z) = ½ (1 + z / (1 + |z|)) is a step whose slope never rounds to 0, as that of a sigmoid does.
 """
 
+from dataclasses import replace
 from functools import singledispatch
 
 import torch
@@ -32,7 +33,7 @@ from .mismatch import MismatchAttack
 from .ranking import CandidateAttack, QueryAttack
 from .recall import RETAIN, EmbeddingShift, GreedyTranslocation, RecallGoal
 
-__all__ = ["halves", "scale_free"]
+__all__ = ["halves", "scale_free", "without_end"]
 
 TEMPERATURE = 0.5
 SURE = 0.05  # of σ, by which a goal is to be met: more than what bf16 adds to it
@@ -79,7 +80,7 @@ def other_label(goal: LabelAttack, scene: Scene, ids: Tensor, targets: Tensor | 
     return _first_of_another(scene, labels, scene.own[ids], -1.0 if goal.targeted else 1.0)
 
 
-def _first_of_another(scene: Scene, labels: Tensor, own: Tensor, sign: float = 1.0) -> Objective:
+def _first_of_another(scene: Scene, labels: Tensor, own: Tensor, sign: float = 1.0, most: float = SURE) -> Objective:
     mean, items = scene.gallery.mean(0), torch.arange(len(scene.gallery), device=scene.gallery.device)
 
     def value(e: Tensor, positions: Tensor) -> Tensor:
@@ -87,13 +88,15 @@ def _first_of_another(scene: Scene, labels: Tensor, own: Tensor, sign: float = 1
         match, itself = labels[positions, None] == scene.gallery_labels, own[positions, None] == items
         nearest_match = h.masked_fill(~match | itself, torch.inf).amin(1)
         nearest_other = h.masked_fill(match | itself, torch.inf).amin(1)
-        return (sign * (nearest_match - nearest_other) / _spread(h)).clamp(max=SURE)
+        return (sign * (nearest_match - nearest_other) / _spread(h)).clamp(max=most)
 
-    return Objective(value, lambda e, positions: value(e, positions) >= SURE)
+    return Objective(value, lambda e, positions: value(e, positions) >= most)
 
 
 @scale_free.register
-def leaves(goal: GreedyTranslocation, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+def leaves(
+    goal: GreedyTranslocation, scene: Scene, ids: Tensor, targets: Tensor | None, most: float = SURE
+) -> Objective:
     """(h_c − 4th smallest h of the others) / σ; above 0 the candidate is not among the first four."""
     mean, items = scene.gallery.mean(0), torch.arange(len(scene.gallery), device=scene.gallery.device)
     candidate, own = aimed(targets), scene.own[ids]
@@ -105,9 +108,9 @@ def leaves(goal: GreedyTranslocation, scene: Scene, ids: Tensor, targets: Tensor
         last = others.topk(min(RETAIN, h.shape[1]), dim=1, largest=False).values[:, -1]
         # Where there are fewer than four others, the candidate cannot leave: nothing to climb.
         gap = (h.gather(1, chosen)[:, 0] - last).nan_to_num(neginf=0.0)
-        return (gap / _spread(h)).clamp(max=SURE)
+        return (gap / _spread(h)).clamp(max=most)
 
-    return Objective(value, lambda e, positions: value(e, positions) >= SURE)
+    return Objective(value, lambda e, positions: value(e, positions) >= most)
 
 
 @scale_free.register
@@ -152,6 +155,20 @@ def look_alike(goal: MismatchAttack, scene: Scene, ids: Tensor, targets: Tensor 
 def move(goal: EmbeddingShift, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
     """−cos(e − μ, q − μ)."""
     return _centred_cosine(scene, scene.queries[ids], -1.0)
+
+
+def without_end(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+    """The same, and nobody is ever done: what fools one model just so will not fool another."""
+    if isinstance(goal, GreedyTranslocation):
+        found = leaves(goal, scene, ids, targets, most=torch.inf)
+    elif isinstance(goal, LabelAttack):
+        sign = -1.0 if goal.targeted else 1.0
+        found = _first_of_another(scene, aimed(targets), scene.own[ids], sign, most=torch.inf)
+    elif isinstance(goal, RecallGoal) and not isinstance(goal, EmbeddingShift):
+        found = _first_of_another(scene, scene.labels[ids], scene.own[ids], most=torch.inf)
+    else:
+        found = scale_free(goal, scene, ids, targets)
+    return replace(found, done=None)
 
 
 def _centred_cosine(scene: Scene, towards: Tensor, sign: float) -> Objective:

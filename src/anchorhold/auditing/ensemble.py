@@ -9,7 +9,7 @@ so that the strong audit can never leave more than the standard one. Nothing is 
     apgd        100 steps from a random start, the goal's objective (for a wrong neighbour: `margin`)
     apgd-free   the same on the objective free of scale (`attacks.scale_free`)
     cw          C&W in its Linf form, 50 iterations
-    transfer    apgd-free on a second model, where one is given, measured on this one
+    transfer    apgd-free on a second model, where one is given, through all its steps; measured on this one
     square      1,000 queries without gradients, on the objective free of scale
 
 A sample that withstands all costs at most 400 image-steps and 1,000 queries a goal beyond its standard runs (500 with a
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..attacks import Goal, Scene, attack, goal_named
 from ..attacks.run import Climbed
-from ..attacks.scale_free import scale_free
+from ..attacks.scale_free import scale_free, without_end
 from ..model.frozen import Embed, embed_all, precise
 from ..perturb.ascend import Budget, ascend
 from ..perturb.ball import Ball
@@ -67,7 +67,7 @@ MEMBERS = (
     Member("apgd", "white", apgd, lambda eps: _ADAPTIVE),
     Member("apgd-free", "white", apgd, lambda eps: _ADAPTIVE, scale_free),
     Member("cw", "white", METHODS["cw"], lambda eps: Budget(CW_STEPS)),
-    Member("transfer", "transfer", apgd, lambda eps: _ADAPTIVE, scale_free),
+    Member("transfer", "transfer", apgd, lambda eps: _ADAPTIVE, without_end),
     Member("square", "black", METHODS["square"], lambda eps: Budget(SQUARE_QUERIES), scale_free),
 )
 WARM = Member("warm", "white", apgd, lambda eps: _ADAPTIVE)  # from what a smaller ε found

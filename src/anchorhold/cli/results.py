@@ -25,6 +25,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write the page there; only where there is one to write")] = None,
 ) -> None:
     """Write the page of every audit (page.html) and run (training.html); a run may still be going on."""
+    from jinja2 import TemplateError
+
     from ..errors import RunError
     from ..report.audit_page import write_audit_page
     from ..report.collect import walk
@@ -40,8 +42,11 @@ def report(
     for path, write in found:
         try:
             written.append(write(path, out))
-        except RunError as error:  # one bad folder does not keep the others from their pages
+        # One bad folder does not keep the others from their pages, whatever is wrong with its JSON.
+        except RunError as error:
             problems.append(f"left out: {error}")
+        except (KeyError, TypeError, ValueError, AttributeError, TemplateError) as error:
+            problems.append(f"left out: {path} does not have what a page needs ({type(error).__name__}: {error})")
     _warn(tuple(problems))
     if not written:
         raise RunError("no page could be written")

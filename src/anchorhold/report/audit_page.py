@@ -247,7 +247,7 @@ def _data(data: Mapping[str, Any]) -> str:
 
 def _attack(s: Mapping[str, Any]) -> str:
     how = f"{str(s.get('method', 'pgd')).upper()}, ε {fraction(s['eps'])}"
-    how += f", {s['steps']} steps of {fraction(s['alpha'])}" if s.get("method") != "fgsm" else ""
+    how += f", {s['steps']} steps of {fraction(s['alpha'])}" if s.get("method", "pgd") == "pgd" else ""
     starts = s.get("seeds", 1)
     random = f" from {starts} random starts" if starts > 1 else " from a random start"
     how += random if s.get("start") == "random" else ""
@@ -274,8 +274,8 @@ def _plain(key: str, value: Any) -> str:
     return ", ".join(map(str, value)) or "–" if isinstance(value, list) else "–" if value is None else str(value)
 
 
-def _curve(curve: Any) -> "tuple[Markup, Markup, str] | None":
-    """R@1 against ε, the names of its lines, and what made it; None where there is none."""
+def _curve(curve: Any) -> "tuple[Markup, Markup, str, str] | None":
+    """What is left against ε, the names of the lines, what made it, and a title; None where there is none."""
     eps, lines = dig(curve, "eps"), dig(curve, "lines")
     if not eps or not lines:
         return None
@@ -293,11 +293,8 @@ def _curve(curve: Any) -> "tuple[Markup, Markup, str] | None":
         )
         for look, (line, values) in enumerate(lines.items())
     ]
-    drawn = chart(
-        series,
-        Axis("ε", (0.0,)),
-        Axis("%" if "ERS" in lines else "R@1 (%)", (0.0, 100.0)),
-        "R@1 against ε",
-        size=(560, 280),
-    )
-    return drawn, key(series), str(curve.get("about", ""))
+    title = "R@1 against ε" if "R@1" in lines else "Against ε"
+    percent = not set(lines) & set(NOT_PERCENT)
+    scale = Axis("%" if "ERS" in lines else "R@1 (%)" if "R@1" in lines else "", (0.0, 100.0) if percent else (0.0,))
+    drawn = chart(series, Axis("ε", (0.0,)), scale, title, size=(560, 280))
+    return drawn, key(series), str(curve.get("about", "")), title
