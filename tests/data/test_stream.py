@@ -286,6 +286,9 @@ def test_workers_end_when_the_reader_is_killed(tmp_path: Path) -> None:
 
 
 RUN = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
+
 import sys, anchorhold as ah
 from anchorhold.console import Silent
 
