@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["run_gaussians", "table"]
 
 EPS = 0.01
-SIDE, LR = 112, 3e-7
+SIDE, LR = 112, 1.5e-7
 CHOSEN = "side, learning rate and batch were chosen by trying them on seeds 0 to 3, looking at the same test points"
 RECIPE, RATES = "adml-contrastive", {"natural": 0.0, "robust": 1.0}
 ATTACKS = {
     "nearest": Budget(5, 2 * EPS / 5, start="random"),  # algorithm 1 as in print
-    "margin": Budget(40, 10 * EPS / 40, start="random", restarts=2, keep="best", schedule="linear"),
+    "margin": Budget(40, 10 * EPS / 40, start="random", keep="best", schedule="linear"),
 }
 SHOWN = 16  # points in the figure, as in print
 COLOURS = {"a": "#0072B2", "b": "#E69F00", True: "#009E73", False: "#D62728"}
@@ -59,7 +59,7 @@ def run_gaussians(
         "inputs": 3 * side**2,
         "points": [len(data.train), len(data.test)],
         "eps": EPS,
-        "attacks": {name: {"steps": b.steps, "alpha": b.alpha, "restarts": b.restarts} for name, b in ATTACKS.items()},
+        "attacks": {name: {"steps": budget.steps, "alpha": budget.alpha} for name, budget in ATTACKS.items()},
         "chosen": CHOSEN,
         **provenance(torch.device("cpu")),
     }
@@ -211,7 +211,7 @@ def table(result: Mapping[str, Any]) -> str:
         [
             *lines,
             f"algorithm 1 of paper 003: Linf, ε = {result['eps']:g}, {first['steps']} steps; shift is its mean",
-            f"stronger: untargeted attack on R@1, the same ε, {second['steps']} steps, {second['restarts']} restarts",
+            f"stronger: untargeted attack on R@1, the same ε, {second['steps']} steps",
             f"network {result['network']} (ReLU, then the unit circle), Adam with learning rate {result['lr']:g}, "
             f"batches of {result['batch']}, {result['epochs']} epochs",
             result["chosen"],
