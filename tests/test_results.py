@@ -115,3 +115,13 @@ def test_the_table_of_defences_repeats_its_runs() -> None:
             assert r1 == f"{run['final']['r1']:.1f}" and steps == f"{run['image_steps']:,}"
             assert [published, corrected] == [f"{audit[p]['ers']['value']:.1f}" for p in ("published", "corrected")]
             assert recall == f"{audit['corrected']['columns']['ES:R']['value']:.1f}"
+
+
+def test_the_gaussians_repeat_their_runs() -> None:
+    for path in sorted((ROOT / "results" / "gaussians").glob("seed-*.json")):
+        found = json.loads(path.read_text())
+        assert found["commit"] and "dirty" not in found["commit"]
+        for name in ("natural", "robust"):
+            row = found[name]
+            numbers = f"{row['clean']:.1f} | {row['attacked']['nearest']:.1f} | {row['attacked']['margin']:.1f}"
+            assert f"| {found['seed']} | {name} | {numbers} | {row['shift']:.3f} |" in PAGE
