@@ -2,28 +2,31 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 import anchorhold as ah
-from anchorhold.attacks import attack
-from anchorhold.auditing import Audit, ensemble, run
-from anchorhold.auditing import strong as strong_module
+from anchorhold.attacks import Scene, attack, goal_named
+from anchorhold.auditing import Audit, ensemble, run, sweep
 from anchorhold.auditing.algorithm1 import algorithm1
 from anchorhold.auditing.ensemble import FALLS, MEMBERS
 from anchorhold.auditing.realisable import in_8_bits, levels_within, through_jpeg
-from anchorhold.auditing.receipts import _digest, verify
+from anchorhold.auditing.strong import tables_of
+from anchorhold.auditing.until import check_until
+from anchorhold.cli.strong import print_tables, second_model
 from anchorhold.data.datasets import Split
 from anchorhold.errors import RunError, SettingsError
 from anchorhold.model.embedder import Embedder
-from anchorhold.perturb.ascend import Budget
+from anchorhold.perturb.ascend import Budget, ascend
+from anchorhold.perturb.ball import Ball
+from anchorhold.random import Key
+from tests.test_cli import run as cli
 
 QUICK: dict[str, Any] = {"steps": 4, "eps": 16 / 255, "alpha": 5 / 255, "limit": 12, "batch": 12, "device": "cpu"}
 QUICK |= {"resamples": 49, "examine": None}
@@ -171,6 +174,34 @@ def test_a_larger_eps_starts_where_a_smaller_one_ended(
     assert begun == pytest.approx([4 / 255, 8 / 255], abs=1e-6)  # of 8/255 and of 16/255
 
 
+def test_a_curve_of_standard_attacks_is_made_by_nothing_else(
+    model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The goals and the budget of the audit at every ε, the step in proportion: points can be compared."""
+    made: list[tuple[str, float, Budget]] = []
+
+    def spy(
+        embed: Any,
+        images: Tensor,
+        scene: Any,
+        goal: Any,
+        ids: Any,
+        ball: Any,
+        budget: Budget,
+        *others: Any,
+        **more: Any,
+    ) -> Any:
+        made.append((goal.name, ball.eps, budget))
+        assert more.get("find", ascend) is ascend and more.get("objective") is None
+        return attack(embed, images, scene, goal, ids, ball, budget, *others, **more)
+
+    monkeypatch.setattr(ensemble, "attack", spy)
+    ah.audit(model, digits, epsilons=[8 / 255, 32 / 255], attacks=["GTM", "LTM"], **QUICK)
+    assert [name for name, *_ in made] == ["GTM", "LTM"] * 5  # from the clean images, and twice from the ε before
+    for _, eps, budget in made:
+        assert budget == Budget(4, 5 / 255 * eps / (16 / 255))
+
+
 def test_scores_as_files(strong: Audit) -> None:
     assert strong.strong is not None
     for form in ("8 bits", "JPEG 90"):
@@ -194,6 +225,121 @@ def test_levels_stay_within_eps_and_jpeg_changes_images() -> None:
         back = through_jpeg(each)
         assert back.shape == each.shape and not torch.equal(back, each)
         assert (back - each).abs().mean() < 0.2 and torch.equal(back, in_8_bits(back))
+
+
+# ---------------------------------------------------------------- precision
+
+
+def on_a_circle(x: Tensor) -> Tensor:
+    """The angle is 4 (mean − ½); under autocast it lies, and says the opposite."""
+    angle = 4 * (x.flatten(1).mean(1) - 0.5)
+    angle = -angle if torch.is_autocast_enabled("cpu") else angle
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def two_classes() -> tuple[Tensor, Scene]:
+    images = (0.5 + 0.03 * torch.tensor([-2.0, -1.5, -1.0, 1.0, 1.5, 2.0]))[:, None, None, None].expand(6, 1, 2, 2)
+    return images.clone(), Scene.of(on_a_circle(images), torch.tensor([0, 0, 0, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd", "apgd-free", "cw"])
+def test_who_seems_beaten_in_coarse_precision_is_attacked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, scene = two_classes()
+    task = ensemble.Task("recall", goal_named("margin", "corrected"), (), {"margin": "margin"})
+    member = next(each for each in MEMBERS if each.name == name)
+
+    def left(coarse: bool) -> tuple[list[int], int]:
+        contest = ensemble.Contest(task, on_a_circle, images, scene, torch.arange(6), Key.of(0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+            contest.enter(member, Ball(0.1), None)
+        assert (contest.images - images).abs().max() <= 0.1 + 1e-6
+        return contest.left().tolist(), contest.steps
+
+    exact, steps = left(coarse=False)
+    again, more = left(coarse=True)
+    assert again == exact and steps < more <= steps + 12  # what was wasted on the lie
+    monkeypatch.setattr(ensemble.Contest, "_met", lambda *_: None)
+    assert len(left(coarse=True)[0]) >= 4 > len(exact) and left(coarse=False)[0] == exact
+
+
+def test_square_asks_in_half_precision_only_where_that_is_finite() -> None:
+    """A faked fp16, which overflows in bright images."""
+    inside: list[str] = []
+
+    @contextmanager
+    def half() -> Iterator[None]:
+        inside.append("half")
+        yield
+        inside.pop()
+
+    def embed(x: Tensor) -> Tensor:
+        e = x.flatten(1)
+        return torch.where(e > 0.8, torch.inf, e) if inside else e
+
+    dark, bright = torch.full((2, 1, 2, 2), 0.5), torch.full((2, 1, 2, 2), 0.75)
+    with ensemble.for_queries(embed, dark, 0.1, half):
+        assert inside == ["half"]
+    for eps in (0.1, -0.1):  # the images themselves are finite, an end of the ball is not
+        with ensemble.for_queries(embed, bright, eps, half):
+            assert inside == []
+    with ensemble.for_queries(embed, 0.9 + 0 * dark, 0.0, half):
+        assert inside == []
+    before = torch.is_autocast_enabled("cuda")
+    with ensemble.for_queries(embed, dark, 0.1):  # on a CPU
+        assert inside == [] and not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu")
+    assert torch.is_autocast_enabled("cuda") == before
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_tables_say_what_members_left_and_what_files_keep(strong: Audit, place: Path, capsys: Any) -> None:
+    found = tables_of(strong.to_dict())
+    assert strong.strong is not None
+    head, *rows = found["What each member left"]
+    assert head == ["goal", "standard", "pgd", "apgd", "apgd-free", "cw", "square"]
+    assert {row[0] for row in rows} == {"R@1", "CA+", "CA-", "QA+", "QA-", "TMA", "ES:D", "GTT"}
+    recall = next(row for row in rows if row[0] == "R@1")
+    assert recall[1:] == [f"{value:.1f}" for value in strong.strong["after"]["recall"].values()]
+    head, *rows = found["As files"]
+    assert head == ["column", "as found", "8 bits", "JPEG 90"] and rows[-1][0] == "ERS"
+    assert (
+        rows[-1][1:]
+        == [
+            f"{value:.1f}"
+            for value in (
+                strong.protocols["strong"].ers.value,  # type: ignore[union-attr]
+                *(strong.strong["realisable"][form]["ers"] for form in head[2:]),
+            )
+        ]
+    )
+    assert tables_of({"protocols": {}}) == {}
+    print_tables(strong.to_dict())
+    printed, page = capsys.readouterr().out, (place / "page.html").read_text(encoding="utf-8")
+    for title, table in found.items():
+        assert title in printed and title in page
+        for row in table:
+            assert any(line.split() == " ".join(row).split() for line in printed.splitlines()), row
+            assert all(f">{cell}</t" in page for cell in row)
+
+
+def test_a_second_model_has_its_own_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs_of_mine.py").write_text("from torch import nn\n\ndef make():\n    return nn.Flatten()\n")
+    monkeypatch.chdir(tmp_path)
+    Embedder("small", 4, channels=1, size=8, mean=[0.25], std=[0.5]).save("own.safetensors")
+
+    def statistics(spec: str, own: tuple[str, str], size: str = "") -> tuple[float, float] | None:
+        found = second_model(spec, own, (".1", ".2"), size)
+        found = getattr(found, "module", found) if spec.endswith("safetensors") else found
+        return None if found.mean is None else (round(float(found.mean), 3), round(float(found.std), 3))
+
+    assert statistics("theirs_of_mine:make", (".3", ".4")) == (0.3, 0.4)
+    assert statistics("theirs_of_mine:make", ("", "")) == (0.1, 0.2)  # it knows none: the victim's
+    assert statistics("own.safetensors", ("", "")) == (0.25, 0.5)
+    assert statistics("own.safetensors", ("", ""), "16") == (0.25, 0.5)
+    assert second_model("theirs_of_mine:make", ("", ""), ("", ""), "").mean is None
+    with pytest.raises(SettingsError, match="--surrogate-mean wants a number"):
+        statistics("theirs_of_mine:make", ("x", ""))
 
 
 # ---------------------------------------------------------------- what hides gradients
@@ -239,6 +385,7 @@ def test_hidden_gradients_fool_the_standard_audit_only(
     assert {"zero-gradient", "black-box-beats-white-box", "strong-below-standard"} <= set(flags)
     assert "fell to Square" in flags["black-box-beats-white-box"]
     assert "print would overstate by" in flags["strong-below-standard"]
+    assert flags["strong-below-standard"].split(" is ")[0] in ("ES:R", "LTM", "GTM", "100·ES:D")
 
 
 def test_transfer_sees_what_the_models_own_gradients_do_not(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,127 +401,6 @@ def test_transfer_sees_what_the_models_own_gradients_do_not(digits: Split, monke
 
 def test_a_sound_model_raises_no_flag_of_the_black_box(strong: Audit) -> None:
     assert strong.strong is not None and strong.strong["doubts"]["black"] <= 5
-
-
-# ---------------------------------------------------------------- receipts
-
-
-def test_receipts_hold(strong: Audit, model: Embedder, digits: Split, place: Path) -> None:
-    found = verify(place, model, digits, device="cpu")
-    assert found.problems == () and found.images == 8 * 12
-    told = json.loads((place / "receipts" / "receipts.json").read_text())
-    recall = [entry["measure"] for entry in told["receipts"]["recall"]]
-    assert found.means["recall"] == pytest.approx(sum(recall) / len(recall))
-    assert found.means["recall"] == pytest.approx(
-        strong.strong["realisable"]["8 bits"]["columns"]["GTM"] / 100, abs=0.1
-    )  # type: ignore[index]
-
-
-def test_queries_apart_from_the_gallery(model: Embedder, digits: Split, tmp_path: Path) -> None:
-    data = {"query": digits.keep(torch.arange(0, 60)), "gallery": digits.keep(torch.arange(60, len(digits)))}
-    settings = {**QUICK, "limit": 6, "strength": "strong", "attacks": ["CA-", "QA+", "GTM"]}
-    found = ah.audit(model, data, out=tmp_path / "apart", **settings)
-    before, after = rows_of(found, "corrected"), rows_of(found, "strong")
-    assert all(((row >= before[n]) if n in FALLS else (row <= before[n])).all() for n, row in after.items())
-    assert verify(tmp_path / "apart", model, data, device="cpu").problems == ()
-    other = {**data, "query": digits.keep(torch.arange(1, 61))}
-    assert "the query has another" in verify(tmp_path / "apart", model, other, device="cpu").problems[0]
-
-
-def test_few_receipts_are_spread_over_the_samples_and_batches_may_have_none(
-    model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(strong_module, "RECEIPTS", 2)
-    monkeypatch.setattr(run, "MEMBERS", ())
-    settings = {**QUICK, "limit": 6, "batch": 2, "steps": 1, "strength": "strong", "protocols": "corrected"}
-    found = ah.audit(model, digits, out=tmp_path / "few", attacks=[*run.NINE, "untargeted", "targeted"], **settings)
-    told = json.loads((tmp_path / "few" / "receipts" / "receipts.json").read_text())["receipts"]
-    assert len(told) == 10
-    for name, entries in told.items():
-        ids = next(each.ids for each in found.runs if each.label == f"{name}.strong")
-        assert [entry["sample"] for entry in entries] == [int(ids[0]), int(ids[-1])]
-    assert verify(tmp_path / "few", model, digits, device="cpu").problems == ()
-
-
-def copied(place: Path, to: Path) -> Path:
-    import shutil
-
-    shutil.copytree(place / "receipts", to)
-    return to
-
-
-def resigned(folder: Path, goal: str, row: int, **changes: Any) -> None:
-    """A forger's receipts: hashes are made anew, so that only the content can tell."""
-    file = folder / "receipts.json"
-    told = json.loads(file.read_text())
-    entry = told["receipts"][goal][row]
-    entry |= changes
-    pixels = np.asarray(Image.open(folder / entry["file"]))[:, :, None]
-    entry["hash"] = _digest(told, goal, entry, pixels)
-    file.write_text(json.dumps(told))
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_an_image_past_eps_is_rejected(
-    strong: Audit, model: Embedder, digits: Split, place: Path, tmp_path: Path, signed: bool
-) -> None:
-    folder = copied(place, tmp_path / "r")
-    told = json.loads((folder / "receipts.json").read_text())
-    entry = told["receipts"]["QA+"][3]
-    assert digits.images is not None
-    pixels = np.asarray(Image.open(folder / entry["file"])).copy()
-    clean = digits.images[entry["sample"]].numpy()[:, :, 0].astype(int)
-    at = np.unravel_index(int(np.argmax(clean < 200)), clean.shape)
-    pixels[at] = clean[at] + 16  # on the edge of ε
-    Image.fromarray(pixels).save(folder / entry["file"])
-    resigned(folder, "QA+", 3)
-    assert not any("levels from" in problem for problem in verify(folder, model, digits, device="cpu").problems)
-    pixels[at] += 1
-    Image.fromarray(pixels).save(folder / entry["file"])
-    if signed:
-        resigned(folder, "QA+", 3)
-    problems = verify(folder, model, digits, device="cpu").problems
-    assert any("17 levels from its sample, and ε is 16" in problem for problem in problems)
-    assert any("its hash is another" in problem for problem in problems) is not signed
-
-
-@pytest.mark.parametrize("signed", [False, True])
-def test_a_changed_target_is_rejected(
-    strong: Audit, model: Embedder, digits: Split, place: Path, tmp_path: Path, signed: bool
-) -> None:
-    folder = copied(place, tmp_path / "r")
-    told = json.loads((folder / "receipts.json").read_text())
-    other = [(told["receipts"]["QA+"][3]["targets"][0] + 1) % len(digits)]
-    if signed:
-        resigned(folder, "QA+", 3, targets=other)
-    else:
-        told["receipts"]["QA+"][3]["targets"] = other
-        (folder / "receipts.json").write_text(json.dumps(told))
-    problems = verify(folder, model, digits, device="cpu").problems
-    assert any(f"aims at {other}, and seed 0 draws" in problem for problem in problems)
-
-
-def test_another_model_other_data_and_another_measure_are_rejected(
-    strong: Audit, model: Embedder, digits: Split, place: Path, tmp_path: Path
-) -> None:
-    torch.manual_seed(1)
-    other = Embedder("small", 16, channels=1, size=8)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    assert "of another model" in verify(place, other, digits, device="cpu").problems[0]
-    assert "of other data" in verify(place, model, digits.keep(torch.arange(100)), device="cpu").problems[0]
-    folder = copied(place, tmp_path / "forged")
-    told = json.loads((folder / "receipts.json").read_text())
-    told["model"] = run.fingerprint_of(other)  # the forger signs for the other model
-    for goal, entries in told["receipts"].items():
-        for entry in entries:
-            pixels = np.asarray(Image.open(folder / entry["file"]))[:, :, None]
-            entry["hash"] = _digest(told, goal, entry, pixels)
-    (folder / "receipts.json").write_text(json.dumps(told))
-    assert any("is measured" in problem for problem in verify(folder, other, digits, device="cpu").problems)
-    with pytest.raises(RunError, match="strength strong"):
-        verify(tmp_path, model, digits, device="cpu")
 
 
 # ---------------------------------------------------------------- until, algorithm 1, settings
@@ -393,8 +419,25 @@ def test_until_goes_on_to_the_interval_asked_for(
         (score.high - score.low) / 2 <= 0.7 * half or found.data["attacked"][0] == len(digits)
     )
     assert found.data["attacked"][0] > 12 and (tmp_path / "u" / "audit.json").is_file()
+    left = {path.name for path in (tmp_path / "u").iterdir()}
+    assert "shards" in left and not any(name.startswith("queries") for name in left)
+    made: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "attack", lambda *others, **more: made.append(others))
+        again = ah.audit(model, digits, out=tmp_path / "u", **{**settings, "limit": found.data["attacked"][0]})
+    assert not made and again.to_dict()["protocols"] == found.to_dict()["protocols"]  # all rows are there
     with pytest.raises(SettingsError, match="needs all nine"):
         ah.audit(model, digits, until=1.0, attacks=["GTT"], **settings)
+
+
+def test_until_looks_at_the_attacks_before_anything_else(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_until(1.0, None)
+    check_until(1.0, [*run.NINE, "margin"])
+    check_until(None, ["GTT"])
+    with pytest.raises(SettingsError, match="needs all nine attacks, and QA- is missing"):
+        check_until(1.0, [name for name in run.NINE if name != "QA-"])
+    code, _, err = cli(capsys, monkeypatch, "audit", "nowhere", "--data", "digits", "--until", "1", "--attacks", "GTT")
+    assert code == 2 and "needs all nine attacks" in err
 
 
 def test_algorithm_1_of_two_models_with_three_methods(model: Embedder, digits: Split, tmp_path: Path) -> None:

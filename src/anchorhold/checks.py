@@ -14,6 +14,7 @@ between two images (d̄) is lost already, and nothing has to hurt it more.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,7 +71,7 @@ class Probe:
     key: Key
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # of scores in percent
     measured: Mapping[str, float] = field(default_factory=dict)  # scores of the audit, to be named in messages
-    strong: Mapping[str, float] = field(default_factory=dict)  # of a strong audit: `auditing.strong`'s doubts
+    strong: Mapping[str, Any] = field(default_factory=dict)  # of a strong audit: `auditing.strong`'s doubts
 
     @cached_property
     def clean(self) -> Tensor:
@@ -293,7 +294,7 @@ def strong_below_standard(probe: Probe) -> Flag | None:
     standard, strong = probe.strong.get("standard", 0.0), probe.strong.get("strong", 0.0)
     apart = abs(standard - strong)
     if apart > OVERSTATED:
-        what = "ERS" if probe.strong.get("score") else "a column"
+        what = probe.strong.get("what", "ERS")
         said = f"{what} is {strong:.1f} under strong attacks and {standard:.1f} under standard ones"
         return Flag("strong-below-standard", f"{said}: print would overstate by {apart:.1f} points", apart, OVERSTATED)
     return None
@@ -332,7 +333,7 @@ def examine(
     *,
     intervals: Mapping[str, Interval] | None = None,
     measured: Mapping[str, float] | None = None,
-    strong: Mapping[str, float] | None = None,
+    strong: Mapping[str, Any] | None = None,
     samples: int = SAMPLES,
 ) -> list[Flag]:
     """The flags that `images` (N, …), the queries `ids` (N,) of the scene, raise, in the order of docs/flags.md.

@@ -52,9 +52,9 @@ def run_gaussians(
 ) -> dict[str, Any]:
     """Train both models on 3 × side × side inputs, attack both, and write gaussians.json and gaussians.png to `out`."""
     check(side >= 1, f"--side is the side of a square of pixels, at least 1, got {side}")
-    # How sums are rounded depends on the number of threads, and batches of 16 gain little from a second one.
+    # How sums are rounded depends on the number of threads, and batches of 16 gain nothing from a third one.
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(min(threads, 2))
     try:
         return _demo(out, seed, side, report, overrides or {})
     finally:
@@ -166,7 +166,7 @@ def draw(path: Path, circles: Mapping[str, Circle], result: Mapping[str, Any]) -
     axes = figure.subplots(2, len(circles), squeeze=False)
     for column, (name, circle) in enumerate(circles.items()):
         found = result[name]
-        title = f"{name}\nR@1 {found['clean']:.1f} %, attacked {found['attacked']['nearest']:.1f} %"
+        title = f"{name}\nR@1 {found['clean']:.1f} %, under algorithm 1 {found['attacked']['nearest']:.1f} %"
         axes[0, column].set_title(title, fontsize=11)
         for row, ends in enumerate((circle.clean[circle.shown], circle.clean[circle.neighbours])):
             right = circle.labels[circle.shown] == circle.labels[circle.neighbours]

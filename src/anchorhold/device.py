@@ -1,20 +1,27 @@
 """Where a run computes, and how precisely."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 
 import torch
+from torch import nn
 
-from .errors import RunError
+from .errors import ModelError, RunError
 from .model.frozen import precise
+from .ranks import local_rank, started
 
-__all__ = ["compiles", "computing", "device_named"]
+__all__ = ["compiles", "computing", "device_named", "living_on", "repeatable"]
 
 PAYS = 1_000_000  # image-steps from which compiling the ascent costs less than it saves (docs/speed.md)
 
 
 def device_named(name: str) -> torch.device:
     """auto, cpu, cuda or cuda:N; auto is the GPU where there is one."""
+    if name in ("auto", "cuda") and started()[1] > 1 and torch.cuda.is_available():
+        name = f"cuda:{local_rank()}"
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -53,4 +60,40 @@ def compiles(wanted: str, precision: str, device: torch.device, image_steps: flo
     able = device.type == "cuda" and precision in ("auto", "bf16")
     if wanted == "on" and not able:
         raise RunError("compiling needs a GPU and bf16; leave compile at auto")
+    if able and wanted != "off" and not _compiler():
+        able = False
+        if wanted == "on":
+            raise RunError("compiling needs Triton and a C compiler; install them, or leave compile at auto")
     return able and (wanted == "on" or (wanted == "auto" and image_steps >= PAYS))
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """cuDNN's kernels that add in a fixed order: a batch that is done again must give the same rows."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        cudnn.deterministic, cudnn.benchmark = before
+
+
+@contextmanager
+def living_on(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """The model on a device, and afterwards where it was."""
+    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    if len(homes) > 1:
+        raise ModelError(f"the model lies on {len(homes)} devices: bring it to one with .to(device)")
+    model.to(device)
+    try:
+        yield
+    finally:
+        for home in homes:
+            model.to(home)
+
+
+def _compiler() -> bool:
+    """Whether there is what programs for a GPU are made with: Triton, and a C compiler for what launches them."""
+    names = (os.environ.get("CC", "cc"), "gcc", "clang")
+    return find_spec("triton") is not None and any(shutil.which(name) for name in names)

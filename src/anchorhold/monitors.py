@@ -1,8 +1,8 @@
 """What is looked at while a model trains: signs of collapse, retrieval on the test split, and under attack."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,14 +12,15 @@ from .attacks.recall import Gallery, attack_recall
 from .console import Report
 from .data.batches import pair_batches
 from .data.datasets import Split
-from .data.store import Store, centre_crop, crop_flip, decode, readable, resident
+from .data.store import ResidentStore, Store, centre_crop, crop_flip, decode, readable, resident
 from .data.stream import StreamStore, memory_left
 from .geometry import distance_matrix, euclidean
 from .metrics import evaluate
-from .model.frozen import embed_all, frozen
+from .model.frozen import Embed, embed_all, frozen
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
+from .ranks import Ranks
 from .settings import DataSettings
 from .triplets import collapseness, hardness, mine
 
@@ -36,12 +37,32 @@ class Images:
     crop: int | None
     flip: bool
     crop_least: float = 0.0
+    resize: int | None = None  # the side to which files were brought
+    ranks: Ranks = field(default_factory=Ranks)
 
     def augmented(self, plan: list[Tensor], keys: Iterator[Key]) -> Iterator[Tensor]:
         """Training views of the planned ids: random crop and flip, keyed by the place in the batch."""
-        for frames, key in zip(self.store.frames(plan), keys):
+        for frames, key in zip(self._frames(plan), keys):
             slots = torch.arange(len(frames))
             yield crop_flip(frames, self.crop, key, slots, flip=self.flip, least=self.crop_least)
+
+    def _frames(self, plan: list[Tensor]) -> Iterator[Tensor]:
+        """The frames of whole batches; what is read from files every rank reads a share of."""
+        if self.ranks.size == 1 or isinstance(self.store, ResidentStore):
+            yield from self.store.frames(plan)
+            return
+        shares = [ids[self.ranks.share(len(ids))] for ids in plan]
+        for ids, frames in zip(plan, self.store.frames(shares)):
+            yield self.ranks.gathered(frames, len(ids))
+
+    def embedded(self, embed: Embed, batch: int = 256) -> Tensor:
+        """Embeddings of all test views, in fp32; whole batches go to ranks."""
+        parts = list(torch.arange(len(self.labels)).split(batch))
+
+        def work(mine: Sequence[Tensor]) -> Tensor:
+            return embed_all(embed, self.plain(torch.cat(list(mine)), batch))
+
+        return self.ranks.spread(parts, work, [len(part) for part in parts])
 
     def plain(self, ids: Tensor | None = None, batch: int = 256) -> Iterator[Tensor]:
         """Test views in order, in batches."""
@@ -50,7 +71,13 @@ class Images:
             yield centre_crop(frames, self.crop)
 
 
-def load_images(split: Split, settings: DataSettings, device: torch.device, report: Report) -> Images:
+def load_images(
+    split: Split,
+    settings: DataSettings,
+    device: torch.device,
+    report: Report,
+    ranks: Ranks | None = None,
+) -> Images:
     """A split in the device's memory, in the host's where it does not fit, or read again at every need.
 
     Files are decoded once beforehand in any case, so that a bad one is met now and not hours later.
@@ -76,7 +103,8 @@ def load_images(split: Split, settings: DataSettings, device: torch.device, repo
     if split.paths is not None:
         report.say(f"{split.name}: {len(kept):,} images, {_bytes(kept, settings) / 1e9:.1f} GB, {place}")
     labels = kept.labels.to(device)
-    return Images(kept, store, labels, settings.crop or None, settings.flip, settings.crop_least)
+    crop = settings.crop or None
+    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, size, ranks or Ranks())
 
 
 def _bytes(split: Split, settings: DataSettings) -> int:
@@ -123,7 +151,7 @@ def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, f
 def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:
     """R@1, R@2 and mAP@R of a split in percent, its queries against its gallery, and the gallery's embeddings."""
     with frozen(model) as embed:
-        gallery = Gallery(embed_all(embed, images.plain()), images.labels)
+        gallery = Gallery(images.embedded(embed), images.labels)
     asks = images.split.queries
     if asks is None:
         metrics = evaluate(gallery.embeddings, gallery.labels)
@@ -150,12 +178,16 @@ def recall_under_attack(
     asks = images.split.queries
     able = torch.arange(len(images.labels)) if asks is None else asks.nonzero().squeeze(1)
     chosen = able[key("queries").permutation(len(able))[: queries or len(able)]].sort().values
-    kept = 0
-    with frozen(model) as embed, precision or nullcontext():
-        for ids, views in zip(chosen.split(256), images.plain(chosen)):
+    parts = list(chosen.split(256))
+
+    def survivors(mine: Sequence[Tensor]) -> Tensor:
+        kept = []
+        for ids, views in zip(mine, images.plain(torch.cat(list(mine)))):
             here = ids.to(views.device)
             own = here if asks is None else torch.full_like(here, -1)  # a query of its own is not in the gallery
-            kept += int(
-                attack_recall(embed, views, images.labels[here], own, gallery, ball, budget, key, ids=here).sum()
-            )
-    return 100 * kept / len(chosen)
+            kept.append(attack_recall(embed, views, images.labels[here], own, gallery, ball, budget, key, ids=here))
+        return torch.cat(kept).long()
+
+    with frozen(model) as embed, precision or nullcontext():
+        kept = images.ranks.spread(parts, survivors, [len(part) for part in parts])
+    return 100 * int(kept.sum()) / len(chosen)

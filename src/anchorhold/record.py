@@ -64,8 +64,9 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
 class Run:
     """A run folder, to write to and to read from."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, writes: bool = True) -> None:
         self.path = Path(path)
+        self.writes = writes  # one of several ranks does
         self.broken = ""  # what `load` had to pass over
 
     @classmethod
@@ -91,6 +92,8 @@ class Run:
     # run.json
 
     def write_json(self, info: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
         with atomic(self.path / "run.json") as temporary:
             temporary.write_text(
                 json.dumps(_plain(info), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
@@ -109,11 +112,14 @@ class Run:
         return info
 
     def update_json(self, **fields: Any) -> None:
-        self.write_json({**self.read_json(), **fields})
+        if self.writes:
+            self.write_json({**self.read_json(), **fields})
 
     # metrics.jsonl
 
     def append(self, row: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
         try:
             with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(_plain(row), allow_nan=False) + "\n")
@@ -133,6 +139,8 @@ class Run:
 
     def cut_metrics(self, epoch: int) -> None:
         """Forget lines of epochs after `epoch`, the last that the checkpoint has behind it: they come again."""
+        if not self.writes:
+            return
         rows = [row for row in self.metrics() if row["epoch"] <= epoch]
         with atomic(self.path / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -143,6 +151,8 @@ class Run:
         """Write last.safetensors; the one before becomes previous.safetensors."""
         from safetensors.torch import save_file
 
+        if not self.writes:
+            return
         last = self.path / "last.safetensors"
         with atomic(last, before=self.path / "previous.safetensors") as temporary:
             # clone: safetensors refuses tensors that share memory or are not dense
@@ -154,7 +164,7 @@ class Run:
 
     def tidy(self) -> None:
         """Remove what a killed process left half written."""
-        for part in self.path.glob(".*.part"):
+        for part in self.path.glob(".*.part") if self.writes else ():
             part.unlink(missing_ok=True)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

@@ -8,11 +8,9 @@ Everything random is keyed by (seed, purpose, step), so a run that was killed at
 the same weights as one that was left alone.
 """
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -37,12 +35,13 @@ from .monitors import Images, load_images, recall_under_attack, retrieval, signs
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
+from .ranks import Ranks, joined
 from .record import Run, provenance
 from .settings import Settings, check, settings_from, to_dict
+from .stopping import check_finite, judge_canary, judge_collapse, stop_on_signal
 
 __all__ = ["fit", "resume", "with_data"]
 
-CANARY = 0.02  # share of the climb, in the objective's units, that a fast ascent may miss
 LOOK = 20  # steps between looks at whether the loss is still finite: each look waits for the GPU
 
 
@@ -71,7 +70,8 @@ def fit(
         described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm")}
         settings = replace(settings, model=replace(settings.model, weights="", **described))
     where = device_named(device)
-    report = report or Silent()
+    ranks = joined(where)
+    report = report if report and ranks.first else Silent()
     model = model or build_model(settings, data)
     if model.weights_report is not None:
         report.say(f"weights: {model.weights_report}")
@@ -93,8 +93,9 @@ def fit(
         "status": "training",
     }
     out = out or Path("runs") / f"{data.name}-{Path(settings.recipe or 'run').stem}-{settings.train.seed}"
-    run = Run.create(out, info, replace=replace_run)
-    _train(run, settings, model, data, where, report)
+    ranks.once(lambda: Run.create(out, info, replace=replace_run))
+    run = Run(out, writes=ranks.first)
+    _train(run, settings, model, data, where, report, ranks)
     return run
 
 
@@ -111,9 +112,11 @@ def resume(
 
     `root` is where the images lie if they have moved; `data` and `model` are for what was made by hand.
     """
-    run = Run(out)
-    info = run.read_json()
-    report = report or Silent()
+    where = device_named(device)
+    ranks = joined(where)
+    run = Run(out, writes=ranks.first)
+    info = ranks.once(run.read_json)
+    report = report if report and ranks.first else Silent()
     if info["status"] == "done":
         report.say(f"{run.path} is complete already")
         return run
@@ -128,7 +131,7 @@ def resume(
         raise RunError(f"{run.path} has no checkpoint yet and its model was made by hand: give it, or train anew")
     model = model or build_model(settings, data)
     run.update_json(status="training")
-    _train(run, settings, model, data, device_named(device), report)
+    _train(run, settings, model, data, where, report, ranks)
     return run
 
 
@@ -153,12 +156,20 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
 # The loop --------------------------------------------------------------------------------------------------
 
 
-def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device: torch.device, report: Report) -> None:
+def _train(
+    run: Run,
+    settings: Settings,
+    model: Embedder,
+    data: Dataset,
+    device: torch.device,
+    report: Report,
+    ranks: Ranks,
+) -> None:
     train, key = settings.train, Key.of(settings.train.seed)
     for note in data.notes:
         report.say(note)
-    images = load_images(data.train, settings.data, device, report)
-    test = load_images(data.test, settings.data, device, report)
+    images = load_images(data.train, settings.data, device, report, ranks)
+    test = load_images(data.test, settings.data, device, report, ranks)
 
     model.to(device)
     if device.type == "cuda":
@@ -180,13 +191,14 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     if run.broken:
         report.say(run.broken)
     at = restored or Progress()
+    ranks.wait()  # until all have read what the first may replace
     run.cut_metrics(at.epoch)
-    if flags := run.read_json().get("flags"):
+    if run.writes and (flags := run.read_json().get("flags")):
         run.update_json(flags=[flag for flag in flags if flag["epoch"] <= at.epoch])
     precision = computing(train.precision, device)
     finite = torch.ones((), dtype=torch.bool, device=device)
     meters = Meters(at.meters)
-    begun = saved = time.monotonic()
+    begun = saved = warm = time.monotonic()
     spent = at.seconds
 
     def save() -> None:
@@ -205,8 +217,10 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
     # Live BatchNorm changes from pass to pass, and with a companion it is not the model that is passed through.
     plain = settings.model.freeze_batchnorm and defence.companion is None
     graphed = Graphed(model, precision) if fast and plain else None
+    # What passes through live BatchNorm is a rank's own share, and so is what it remembers of it.
+    buffers = [] if settings.model.freeze_batchnorm else [b for part in parts.values() for b in part.buffers()]
     watched = device.type == "cuda" and train.canary_every > 0
-    with _stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
+    with stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
         while at.epoch < train.epochs:
             plan = _plan(images, settings, key("batches", at.epoch))
             keys = (key("augment", at.epoch, i) for i in range(at.index, len(plan)))
@@ -231,35 +245,43 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     # One step earlier each time: CA-TRIDE takes turns, and every 500th step is the same one's.
                     watched and (at.step + at.step // train.canary_every) % train.canary_every == 0,
                     graphed,
+                    ranks,
                 )
                 for loss in defence.run(step, _unperturbed(settings.defence) if benign else settings.defence):
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()
+                    ranks.summed(p.grad for group in optimiser.param_groups for p in group["params"])
                     optimiser.step()
+                    ranks.same(buffers)
                     average.update()
                     finite &= torch.isfinite(loss.detach())
                     meters.add("loss", loss.detach())
                     del loss  # and with it the graph behind it, which a capture of the next pass must not meet
                 at.index, at.step = at.index + 1, at.step + 1
                 if at.step % LOOK == 0 or at.index == len(plan):
-                    _check_finite(run, bool(finite), at, report)
+                    check_finite(run, bool(finite), at, report)
                     advance(at.step, f"epoch {at.epoch + 1}, {meters.note()}")
+                if fast and at.step == first + 1:
+                    report.say(f"the first step ended after {duration(time.monotonic() - begun)}, with compilation")
                 if at.step == first + LOOK:
-                    left = (total - at.step) * (time.monotonic() - begun) / LOOK
+                    warm = time.monotonic()  # what is compiled and captured comes once
+                if at.step == first + 2 * LOOK:
+                    left = (total - at.step) * (time.monotonic() - warm) / LOOK
                     report.say(f"about {duration(left)} for {total - at.step:,} steps, looks at the test split apart")
-                if stopping():
+                # Ranks stop together, or those that go on would wait for ever.
+                if ranks.any(stopping()) if ranks.size == 1 or at.step % LOOK == 0 else False:
                     save()
                     run.update_json(status="interrupted")
                     raise Interrupted(
                         f"stopped and saved at step {at.step}; to go on: anchorhold resume {quote(str(run.path))}"
                     )
                 if time.monotonic() - saved >= train.checkpoint_seconds and at.index < len(plan):
-                    _check_finite(run, bool(finite), at, report)
+                    check_finite(run, bool(finite), at, report)
                     save()
             at.image_steps += meters.total("image_steps")
             at.epoch, at.index = at.epoch + 1, 0
             with average.lent():
-                row = {"step": at.step, "epoch": at.epoch, **meters.means()}
+                row: dict[str, Any] = {"step": at.step, "epoch": at.epoch, **meters.means()}
                 if defence.look is None:
                     row |= signs_of_collapse(model, images, key("collapse"))
                 if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
@@ -268,22 +290,25 @@ def _train(run: Run, settings: Settings, model: Embedder, data: Dataset, device:
                     else:
                         row |= _look(model, test, settings, key("look"), precision)
             meters.reset()
+            row = ranks.agreed(row)  # the last bits may differ, and what follows from them must not
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
             run.append(row)
             advance(at.step, _summary(row))
-            _judge_canary(run, row, report)
+            judge_canary(run, row, report)
             if defence.look is None:  # pretraining leaves the head as it is, and nothing can be told from that
-                _judge_collapse(run, settings, at, row, report)
+                judge_collapse(run, settings, at, row, report)
             if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
                 save()
-    with average.lent():
-        model.save(run.path / "model.safetensors")
-    run.update_json(
-        status="done",
-        final=run.metrics()[-1] if run.metrics() else {},
-        seconds=round(at.seconds, 2),
-        image_steps=round(at.image_steps),
-    )
+    if run.writes:
+        with average.lent():
+            model.save(run.path / "model.safetensors")
+        run.update_json(
+            status="done",
+            final=run.metrics()[-1] if run.metrics() else {},
+            seconds=round(at.seconds, 2),
+            image_steps=round(at.image_steps),
+        )
+    ranks.wait()
 
 
 def _unperturbed(defence: Any) -> Any:
@@ -330,76 +355,6 @@ def _summary(row: Mapping[str, Any]) -> str:
     return ", ".join(
         [f"epoch {row['epoch']}", *(text.format(row[k]) for k, text in words.items() if row.get(k) is not None)]
     )
-
-
-# When to stop ----------------------------------------------------------------------------------------------
-
-
-def _check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
-    if not finite:
-        raise _stopped(run, f"the loss became NaN or infinite in epoch {at.epoch + 1}, by step {at.step}", report)
-
-
-def _judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
-    """Two checks running with clean triplets that cannot be told apart are a collapse."""
-    t = settings.train
-    flat = row["separability"] < t.collapse_separability or row["mean_distance"] < 1e-3
-    at.collapsed = at.collapsed + 1 if flat and at.epoch > t.collapse_warmup else 0
-    if at.collapsed < 2:
-        return
-    reason = (
-        f"the model collapsed by epoch {at.epoch}: separability of clean random triplets "
-        f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}"
-    )
-    if t.on_collapse == "stop":
-        raise _stopped(run, reason, report)
-    if at.collapsed == 2:
-        report.say(f"warning: {reason}; going on, since train.on_collapse = warn")
-
-
-def _judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
-    """Say when the inner attack of a fast run finds less than that of a slow one, and keep it with the run."""
-    gap = row.get("canary_gap", 0.0)
-    if gap > CANARY:
-        text = (
-            f"by epoch {row['epoch']} the inner attack misses {100 * gap:.0f} % of what it finds in fp32 with every "
-            "unit kept; train with --set train.precision=fp32 --set train.compile=off"
-        )
-        report.say(f"warning: {text}")
-        flag = {"name": "canary", "epoch": row["epoch"], "text": text, "value": gap}
-        run.update_json(flags=[*run.read_json().get("flags", []), flag])
-
-
-def _stopped(run: Run, reason: str, report: Report) -> RunError:
-    run.update_json(status="stopped", reason=reason)
-    kept = (
-        "the last good checkpoint is kept" if (run.path / "last.safetensors").exists() else "no checkpoint was due yet"
-    )
-    return RunError(f"training stopped: {reason}; {kept} in {run.path}; try a smaller optimiser.lr or a milder defence")
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C (or SIGTERM) once lets the step end, so that what is saved is whole; twice stops at once."""
-    asked = False
-
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    # A signal that is ignored, as Ctrl-C is for a job in the background, stays ignored.
-    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, ask) for number in heard}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # Small things ----------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +9,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from anchorhold.auditing.intake import prepare
 from anchorhold.console import Silent
-from anchorhold.data.datasets import Split
-from anchorhold.data.store import ResidentStore, Store, centre_crop, crop_flip, decode, resident
+from anchorhold.data.datasets import Split, folder_split
+from anchorhold.data.store import ResidentStore, Store, _compacted, centre_crop, crop_flip, decode, resident
 from anchorhold.errors import DataError, SettingsError
+from anchorhold.model.embedder import Embedder
 from anchorhold.monitors import load_images
 from anchorhold.random import Key
 from anchorhold.settings import DataSettings
 
+CPU = torch.device("cpu")
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -123,6 +127,46 @@ def test_bad_images_are_skipped_and_told(tmp_path: Path) -> None:
     assert torch.equal(decoded.images, decode(files(paths[0], paths[5], paths[4]), 16).images[[0, 2, 1]])
     assert [entry.split(":")[0] for entry in decoded.skipped] == ["1.jpg", "2.jpg", "3.jpg"]
     assert decoded.skipped[1] == "2.jpg: not an image"
+
+
+def test_what_is_left_is_moved_up_in_place() -> None:
+    rows = torch.arange(7 * 2).reshape(7, 2)
+    good = torch.tensor([True, False, True, True, False, False, True])
+    wanted = rows[good]
+    kept = _compacted(rows, good)
+    assert torch.equal(kept, wanted)
+    assert kept.data_ptr() == rows.data_ptr()  # no second tensor, however large the first
+
+
+def test_queries_may_be_of_one_class_whatever_they_are_called(tmp_path: Path) -> None:
+    paths = bad_files(tmp_path)
+    one = replace(files(paths[0], paths[1], paths[4]), asks=True)
+    assert len(decode(one, 16, on_bad_image="skip").images) == 2
+    with pytest.raises(DataError, match=r"0 classes left .* at least one"):
+        decode(replace(files(paths[1], paths[2]), asks=True), 16, on_bad_image="skip")
+    with pytest.raises(DataError, match=r"1 classes left.*at least two"):  # a name decides nothing
+        decode(replace(files(paths[0]), name="my/query"), 16)
+    whole = replace(files(*paths), queries=torch.tensor([True] * 2 + [False] * 4))
+    assert whole.query.asks and not whole.gallery.asks and whole.query.keep(torch.tensor([0])).asks
+
+
+def test_a_folder_or_csv_of_one_class_may_ask_a_gallery_of_two(tmp_path: Path) -> None:
+    for name in ("q/owl", "g/owl", "g/cat"):
+        (tmp_path / name).mkdir(parents=True)
+        for i in range(2):
+            save(tmp_path / name / f"{i}.png", Image.fromarray(noise(20, 20, seed=i)))
+    (tmp_path / "q.csv").write_text("path,label\nq/owl/0.png,owl\nq/owl/1.png,owl\n")
+    for query in (tmp_path / "q", tmp_path / "q.csv", folder_split(tmp_path / "q", asks=True)[0]):
+        model = Embedder("small", 4, size=14)
+        material = prepare({"query": query, "gallery": tmp_path / "g"}, model, CPU, Silent())
+        assert material.labels.tolist() == [1, 1] and material.gallery_labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(DataError, match="one class only"):
+        prepare(tmp_path / "q", model, CPU, Silent())
+    # Two models of the same weights see other squares by default, and what was measured says which.
+    other = prepare({"query": query, "gallery": tmp_path / "g"}, Embedder("small", 4, size=7), CPU, Silent())
+    for side in ("query", "gallery"):
+        assert [m.describe()[side]["resize"] for m in (material, other)] == [16, 8]
+        assert [m.describe()[side]["crop"] for m in (material, other)] == [14, 7]
 
 
 def test_too_little_left_is_an_error(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 import anchorhold as ah
 from anchorhold import monitors
 from anchorhold.console import Silent
+from anchorhold.data import stream
 from anchorhold.data.datasets import dataset, folder_split
 from anchorhold.data.splits import Split
 from anchorhold.data.store import ResidentStore, Store, decode
@@ -60,6 +61,25 @@ def test_frames_are_those_of_a_store_that_holds_them_all(split: Split, workers: 
         for own, each in zip(plan, frames):
             assert each.dtype == torch.uint8 and torch.equal(each, held[own])
     assert list(store.frames([])) == []
+
+
+def test_workers_that_are_spawned_give_the_same(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "START", "spawn")
+    held, store = decode(split, 12).images, streamed(split)
+    plan = list(torch.arange(40).repeat(3).split(32))
+    assert all(torch.equal(each, held[ids]) for ids, each in zip(plan, store.frames(plan), strict=True))
+    own = pids(store)
+    assert len(own) == 2 and os.getpid() not in own
+    with pytest.raises(RunError, match=r"for want of memory, or for want of `if __name__ == '__main__':`"):
+        os.kill(own[0], signal.SIGKILL)
+        list(store.frames(plan))
+    assert gone(own)
+
+
+def test_a_worker_does_not_load_torch() -> None:
+    code = "import sys, anchorhold.data.decode; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_who_stops_early_leaves_the_room_to_the_next(split: Split) -> None:
@@ -159,18 +179,21 @@ def test_the_three_stores_give_the_same_weights(tmp_path: Path, monkeypatch: pyt
         made.append("host")
         return ResidentStore(images, elsewhere)
 
-    def fit(name: str, store: str) -> dict[str, Any]:
+    def fit(name: str, store: str, start: str = "fork") -> dict[str, Any]:
+        monkeypatch.setattr(stream, "START", start)
         changes = {**FIT, "data": {**FIT["data"], "store": store, "workers": 2}}
         run = ah.fit(None, data, "hm-lga", tmp_path / name, overrides=changes, device="cpu")
         rows = [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics()]
         return {"rows": rows, **load_file(tmp_path / name / "model.safetensors")}
 
-    resident, stream = fit("resident", "resident"), fit("stream", "stream")
+    resident, forked, spawned = fit("resident", "resident"), fit("fork", "stream"), fit("spawn", "stream", "spawn")
     monkeypatch.setattr(monitors, "resident", on_the_host)
     host = fit("host", "auto")
-    assert made == ["host", "host"] and resident["rows"] == stream["rows"] == host["rows"]
-    for name in resident.keys() - {"rows"}:
-        assert torch.equal(resident[name], stream[name]) and torch.equal(resident[name], host[name]), name
+    assert made == ["host", "host"]
+    for other in (forked, spawned, host):
+        assert resident["rows"] == other["rows"]
+        for name in resident.keys() - {"rows"}:
+            assert torch.equal(resident[name], other[name]), name
 
 
 # ---- which store -------------------------------------------------------------
@@ -238,6 +261,52 @@ def test_ten_thousand_files_of_no_bytes_are_one_line(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="0 classes left after 10000 unreadable images were skipped") as caught:
             monitors.load_images(split, DataSettings(**settings, on_bad_image="skip"), CPU, Silent())  # type: ignore[arg-type]
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def tree(root: Path, texts: dict[str, str]) -> Path:
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def group(limit: object, used: int, inactive: int = 0) -> dict[str, str]:
+    return {"max": f"{limit}\n", "current": f"{used}\n", "stat": f"anon 7\ninactive_file {inactive}\nfile 9\n"}
+
+
+def older(limit: int, used: int, inactive: int = 0) -> dict[str, str]:
+    stat = f"inactive_file 1\ntotal_inactive_file {inactive}\n"
+    return {"limit_in_bytes": str(limit), "usage_in_bytes": str(used), "stat": stat}
+
+
+@pytest.mark.parametrize(
+    ("told", "groups", "left"),
+    [
+        ("0::/\n", {"": group(5000, 1000, 300)}, 4300),
+        ("0::/a/b\n", {"": group("max", 9), "a": group(5000, 1000), "a/b": group("max", 9)}, 4000),
+        ("0::/a/b\n", {"a": group(5000, 1000), "a/b": group(3000, 500, 20)}, 2520),
+        ("0::/host/path\n", {"": group(700, 100)}, 600),  # a path of the host's, which the container does not see
+        ("0::/../other\n", {"": group(700, 100), "../other": group(9, 0)}, 600),
+        ("0::/a\n", {"a": group(500, 900)}, 0),
+        ("0::/a\n", {"a": group("max", 1)}, 2048 * 1024),
+        ("5:cpu,memory:/d\n0::/\n", {"memory/d": older(4000, 1000, 50), "memory": older(2**63 - 4096, 5)}, 3050),
+        ("5:cpu:/d\n4:memory:/d\n", {"memory": older(800, 100)}, 700),
+        (None, {}, 2048 * 1024),
+    ],
+)
+def test_memory_that_is_left_is_the_least_that_any_account_leaves(
+    tmp_path: Path, told: str | None, groups: dict[str, dict[str, str]], left: int
+) -> None:
+    known = {"meminfo": "MemTotal: 4096 kB\nMemAvailable:    2048 kB\n"}
+    proc = tree(tmp_path / "proc", known | ({} if told is None else {"self/cgroup": told}))
+    flat = {f"{place}/memory.{name}": text for place, own in groups.items() for name, text in own.items()}
+    tree(tmp_path / "sys/fs", {name.lstrip("/"): text for name, text in flat.items()})
+    assert memory_left(proc, tmp_path / "sys/fs") == left
+
+
+def test_memory_is_guessed_where_there_is_no_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
+    assert memory_left(tmp_path / "proc", tmp_path / "sys") == 4096 * 500
 
 
 def test_there_are_processors_and_memory() -> None:

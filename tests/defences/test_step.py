@@ -22,6 +22,7 @@ from anchorhold.monitors import load_images, signs_of_collapse
 from anchorhold.random import Key
 from anchorhold.record import Run
 from anchorhold.settings import settings_from
+from anchorhold.stopping import CANARY, judge_canary
 from tests import reference
 from tests.defences.test_hardness import make_step
 
@@ -75,15 +76,16 @@ def test_a_gap_is_said_once_an_epoch_and_kept_with_the_run(tmp_path: Path) -> No
     run, said = Run.create(tmp_path / "run", {"status": "training"}), []
     report = Silent()
     report.say = said.append  # type: ignore[method-assign, assignment]
-    training._judge_canary(run, {"epoch": 3, "canary_gap": training.CANARY / 2}, report)
+    judge_canary(run, {"epoch": 3, "canary_gap": CANARY / 2}, report)
     assert not said and "flags" not in run.read_json()
-    training._judge_canary(run, {"epoch": 4, "canary_gap": 0.4}, report)
+    judge_canary(run, {"epoch": 4, "canary_gap": 0.4}, report)
     (flag,) = run.read_json()["flags"]
     assert flag["name"] == "canary" and flag["value"] == 0.4 and "misses 40 %" in flag["text"] == said[0][9:]
 
 
-def test_compiling_is_for_long_work_on_a_gpu_in_bf16() -> None:
+def test_compiling_is_for_long_work_on_a_gpu_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr("anchorhold.device._compiler", lambda: True)
     assert compiles("auto", "auto", gpu, 2e6) and compiles("on", "bf16", gpu, 0)
     assert not any(
         (compiles("auto", "auto", gpu, 1e3), compiles("auto", "fp32", gpu, 2e6), compiles("off", "auto", gpu, 2e6))
@@ -92,6 +94,20 @@ def test_compiling_is_for_long_work_on_a_gpu_in_bf16() -> None:
     for wrong in (("on", "auto", cpu), ("on", "fp32", gpu), ("yes", "auto", gpu)):
         with pytest.raises(RunError):
             compiles(*wrong, 0)
+    monkeypatch.setattr("anchorhold.device._compiler", lambda: False)
+    assert not compiles("auto", "auto", gpu, 2e6)
+    with pytest.raises(RunError, match="C compiler"):
+        compiles("on", "bf16", gpu, 0)
+
+
+def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from anchorhold import device
+
+    monkeypatch.setattr(device, "find_spec", lambda name: object())
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/bin/clang" if name == "clang" else None)
+    assert device._compiler()
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
+    assert not device._compiler()
 
 
 def test_the_canary_looks_at_both_turns_of_a_defence_that_alternates() -> None:

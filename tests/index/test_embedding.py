@@ -1,5 +1,6 @@
 """embed: vectors and ids of a folder, a CSV or a tar; killed, it goes on; what is bad is named and nothing is lost."""
 
+import io
 import json
 import os
 import signal
@@ -16,11 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from anchorhold.auditing.run import _described
-from anchorhold.data.store import _pixels, centre_crop
+from anchorhold.data.decode import pixels_of
+from anchorhold.data.store import centre_crop
 from anchorhold.errors import DataError, Interrupted, ModelError, RunError, SettingsError
-from anchorhold.index import Index, Named, embed
+from anchorhold.index import Index, Named, embed, embedding
 from anchorhold.index.folder import described
 from anchorhold.index.parts import Parts
+from anchorhold.index.sources import Item
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.victim import wrap
 from anchorhold.random import Key
@@ -66,7 +69,7 @@ def model() -> Embedder:
 
 def expected(model: nn.Module, root: Path, ids: list[str]) -> Tensor:
     """One by one, the plain way: squeezed to 8/7 of the size, the middle cut out, embedded."""
-    frames = [torch.from_numpy(_pixels(root / name, 18).copy())[None] for name in ids]
+    frames = [torch.from_numpy(pixels_of(root / name, 18).copy())[None] for name in ids]
     with torch.no_grad():
         return torch.cat([model(centre_crop(frame, SIZE)) for frame in frames])
 
@@ -183,7 +186,7 @@ def test_nothing_of_another_model_or_of_other_images_is_mixed_in(
     with pytest.raises(RunError, match=r"another crop, batch; choose"):
         embed(model, photos, out, batch=2, resize=18, crop=14, device="cpu")
     # The image is mended: what was done before it stays, and what is different is done again.
-    photographs(photos, 11)
+    Image.new("RGB", (20, 24), (9, 9, 9)).save(photos / "b" / "009.png")
     report = Lines()
     index = embed(model, photos, out, batch=1, device="cpu", report=report)
     assert "embedding 11 8" in report.said and len(index) == 11
@@ -197,6 +200,77 @@ def test_nothing_of_another_model_or_of_other_images_is_mixed_in(
     (photos / "b" / "009.png").unlink()
     with pytest.raises(RunError, match="another source"):
         embed(model, photos, out, device="cpu")
+
+
+def stopped(monkeypatch: Any, *call: Any, block: int, **settings: Any) -> None:
+    """embed, interrupted after a block."""
+    keep = Parts.keep
+
+    def stop(self: Parts, number: int, *rest: Any) -> None:
+        keep(self, number, *rest)
+        if number == block:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Parts, "keep", stop)
+        embed(*call, **settings)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_image_of_the_same_size_that_was_written_later_is_embedded_again(
+    model: Embedder, tmp_path: Path, monkeypatch: Any, packed: bool
+) -> None:
+    def written(colour: int, when: int) -> Path:
+        for number in range(10):
+            path = tmp_path / "photos" / f"{number}.bmp"  # as many bytes, whatever the colour
+            path.parent.mkdir(exist_ok=True)
+            Image.new("RGB", (18, 18), (number, 9, colour if number == 5 else 0)).save(path)
+            os.utime(path, ns=(when, when if number == 5 else 1_000_000_000))
+        if not packed:
+            return path.parent
+        with tarfile.open(tmp_path / "p.tar", "w") as tar:
+            tar.add(path.parent, "p")
+        return tmp_path / "p.tar"
+
+    source, out = written(0, 1_000_000_000), tmp_path / "ix"
+    stopped(monkeypatch, model, source, out, block=1, batch=1, device="cpu")
+    assert written(200, 5_000_000_000) == source
+    report = Lines()
+    index = embed(model, source, out, batch=1, device="cpu", report=report)
+    assert "embedding 10 4" in report.said  # of two blocks of four, the one with the new image is done again
+    whole = embed(model, source, tmp_path / "whole", batch=1, device="cpu")
+    assert torch.equal(*(torch.cat(list(each.parts())) for each in (index, whole)))
+    written(90, 6_000_000_000)
+    with pytest.raises(RunError, match="another source"):
+        embed(model, source, out, batch=1, device="cpu")
+
+
+def test_what_is_read_ahead_is_bounded_by_its_bytes(monkeypatch: Any) -> None:
+    """A source of members of 1 kB and 4 kB, as a tar gives them; how much of it is held is counted at every step."""
+    sizes = [1000, 4000] * 20
+    read = 0
+
+    class Fake:
+        items = tuple(Item(str(number), size=size) for number, size in enumerate(sizes))
+
+        def read(self, wanted: Any) -> Any:
+            nonlocal read
+            for number, size in enumerate(sizes):
+                read += 1
+                yield number, io.BytesIO(bytes(size))
+
+    frame = 3 * 4**2
+    for bound, most in ((10_000, 512), (100, 512), (10**9, 6)):
+        read = 0
+        monkeypatch.setattr(embedding, "_AHEAD", bound)
+        ahead = []
+        for taken, (at, frame_or_reason) in enumerate(embedding._decoded(Fake(), lambda at: True, 4, most)):  # type: ignore[arg-type]
+            assert (at, frame_or_reason) == (taken, "not an image")
+            ahead.append((read - at, sum(size + frame for size in sizes[at:read])))
+        assert len(ahead) == 40
+        # Beyond the bound lies one member, which had to be read to know it.
+        assert all((count <= most + 1 and held <= bound + 4000 + frame) or count == 2 for count, held in ahead)
+        assert max(count for count, _ in ahead) > (1 if bound == 100 else 3)
 
 
 def test_bad_images_are_skipped_by_name(model: Embedder, photos: Path, tmp_path: Path) -> None:
@@ -299,6 +373,40 @@ def test_the_digest_is_the_audits(model: Embedder) -> None:
         assert described(each)["weights"] == _described(each, Scene(e, zero, e, zero, zero))["weights"]
 
 
+def test_what_wrap_does_around_the_weights_is_part_of_the_digest(photos: Path, tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+            pooled = images.mean((2, 3)) * self.scale
+            return pooled, pooled.square()
+
+    net = Two()
+    plain: dict[str, Any] = {"mean": [0.5] * 3, "std": [0.5] * 3, "size": 8, "output": 0}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"mean": [0.4] * 3},
+        {"std": [0.4] * 3},
+        {"size": 9},
+        {"size": (8, 9)},
+        {"output": 1},
+        {"unit": False},
+    ]
+    marks = [described(wrap(net, **{**plain, **change}))["weights"] for change in changes]
+    assert len(set(marks)) == len(marks)
+    assert described(wrap(net, **plain))["weights"] == marks[0]
+    square = {"resize": 18, "crop": 16, "device": "cpu"}
+    index = embed(wrap(net, **plain), photos, tmp_path / "ix", **square)
+    for change in changes[1:]:
+        other = wrap(net, **{**plain, **change})
+        with pytest.raises(RunError, match="another model"):
+            embed(other, photos, tmp_path / "ix", **square)
+        with pytest.raises(ModelError, match="cannot be compared"):
+            index.model(other)
+
+
 def test_a_place_that_cannot_be_written_is_known_at_once(model: Embedder, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     report = Lines()
@@ -344,7 +452,7 @@ def test_one_channel_and_the_mode_and_place_of_the_model_are_kept(photos: Path, 
     grey = Embedder("small", 8, channels=1, size=SIZE).train()
     index = embed(grey, photos, tmp_path / "ix", device="cpu")
     assert grey.training and len(index) == 11
-    frame = torch.from_numpy(_pixels(photos / "a/000.png", 18).copy())[None]
+    frame = torch.from_numpy(pixels_of(photos / "a/000.png", 18).copy())[None]
     with torch.no_grad():
         torch.testing.assert_close(next(index.parts())[:1], grey(centre_crop(frame, SIZE).mean(1, keepdim=True)))
 

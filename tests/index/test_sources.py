@@ -170,6 +170,15 @@ def test_a_tar_that_would_fill_the_memory_is_not_read(tmp_path: Path, monkeypatc
     assert contents(source) == {0: b"12345", 1: None}
 
 
+def test_a_tar_that_was_packed_again_is_another(tmp_path: Path) -> None:
+    """The image has the same name, size and time; what lies before it has changed."""
+    marks = [
+        digest_of(source_at(pack(tmp_path / "p.tar", {"notes.txt": bytes(length), "a.png": b"123"})).items)
+        for length in (1, 1, 600)
+    ]
+    assert marks[0] == marks[1] != marks[2]
+
+
 def test_neither_folder_nor_list_nor_tar(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no tar" * 200)
     with pytest.raises(DataError) as caught:
@@ -186,4 +195,9 @@ def test_a_digest_knows_names_labels_and_sizes(tmp_path: Path) -> None:
     assert digest_of(first) == digest_of(source_at(tmp_path).items) != digest_of(first[:1])
     (tmp_path / "b.png").write_bytes(b"xy")
     assert digest_of(first) != digest_of(source_at(tmp_path).items)
+    (tmp_path / "b.png").write_bytes(b"y")
+    os.utime(tmp_path / "b.png", ns=(1, 1))
+    earlier = digest_of(source_at(tmp_path).items)
+    os.utime(tmp_path / "b.png", ns=(1, 2))
+    assert digest_of(source_at(tmp_path).items) != earlier
     assert shown("\udcff.png") == "\\udcff.png"

@@ -161,3 +161,44 @@ def test_collapse_is_what_stopped_a_run_or_how_it_ended(tmp_path: Path) -> None:
     assert not entry("pretraining", rows=pretraining).collapsed
     going = entry("going", rows=flat_rows(2), status="interrupted", train={"epochs": 9})
     assert not going.finished and going.status == "interrupted, 2 of 9"
+
+
+def test_a_strong_audit_stands_beside_the_one_that_attacks_more(tmp_path: Path) -> None:
+    an_audit(a_run(tmp_path / "a"), ers=30, queries=500)
+    an_audit(tmp_path / "a/strong", ers=31, queries=50, strong=True)
+    an_audit(tmp_path / "a/smaller", ers=32, queries=20, strong=True)
+    an_audit(a_run(tmp_path / "b"), ers=20, strong=True)
+    an_audit(tmp_path / "c", ers=10, strong=True)
+    found = collect([tmp_path])
+    a, b, c = found.entries
+    assert ers(a) == 30 and a.audit_at == tmp_path / "a" and a.strong is not None and a.strongest is a.strong
+    assert ers(a.strong) == 31 and a.strong.audit_at == tmp_path / "a/strong"
+    assert b.strong is None and b.strongest is b and c.strong is None and c.strongest is c
+    (line,) = found.problems
+    assert "smaller" in line
+    plain = by_name(an_audit(a_run(tmp_path / "d")))["d"]
+    assert plain.strongest is None
+
+
+def test_rows_of_print_are_named_by_the_run_or_beside_it(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", row="001/t6/cub/hm-lga-8")
+    a_run(tmp_path / "b", row="")
+    a_run(tmp_path / "c")
+    lines = ['a = "001/t6/cub/act-r-8"', 'b = "001/t5/cub/hm-lga-ics-8"', 'elsewhere = "001/t6/cub/natural-r"']
+    (tmp_path / "rows.toml").write_text("\n".join(lines))
+    found = collect([tmp_path])
+    assert [entry.row for entry in found.entries] == ["001/t6/cub/hm-lga-8", "001/t6/cub/hm-lga-ics-8", ""]
+    assert not found.problems
+    assert by_name(tmp_path / "b")["b"].row == "001/t6/cub/hm-lga-ics-8"  # the folder around it was not given
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("b = ", "cannot be read"), ('b = "001/t6/cub/hm-lga-9"', "did you mean"), ("b = 5", "no row")]
+)
+def test_a_bad_list_of_rows_is_one_line(tmp_path: Path, text: str, words: str) -> None:
+    a_run(tmp_path / "b")
+    (tmp_path / "rows.toml").write_text(text)
+    found = collect([tmp_path])
+    (line,) = found.problems
+    assert "rows.toml" in line and words in line and "\n" not in line
+    assert [entry.row for entry in found.entries] == [""]

@@ -31,6 +31,31 @@ def test_compare(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert code == 0 and "inter-class" in out
 
 
+def test_compare_prints_links_and_other_tables(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--format", "markdown")
+    assert code == 0 and "| [a](runs/a/run.json) |" in out
+    run(capsys, monkeypatch, "compare", "runs", "--out", "docs/table.md")
+    assert "| [a](../runs/a/run.json) |" in (tmp_path / "docs/table.md").read_text()
+    an_audit(tmp_path / "runs/a", strong=True, columns=True)
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--table", "columns", "--format", "csv")
+    assert code == 0 and [line.split(",")[1] for line in out.splitlines()] == [
+        *("protocol", "published", "corrected", "strong")
+    ]
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--table", "strong")
+    assert code == 0 and "ERS overstated by" in out and "7.0" in out
+
+
+def test_compare_into_a_page(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("one\n<!-- compare runs -->\n<!-- end -->\ntwo\n")
+    os.makedirs("runs/c")
+    Path("runs/c/run.json").write_text("{")
+    code, out, err = run(capsys, monkeypatch, "compare", "runs", "--into", "page.md")
+    assert code == 0 and out == "written: page.md (1 table)\n" and err.startswith("left out: cannot read runs/c")
+    text = page.read_text()
+    assert "| [a](runs/a/run.json) |" in text and text.startswith("one\n") and text.endswith("<!-- end -->\ntwo\n")
+
+
 def test_report(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, out, err = run(capsys, monkeypatch, "report", "runs")
     assert code == 0 and err == ""
@@ -66,6 +91,9 @@ def test_plot(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     pytest.importorskip("matplotlib", reason="plots are an extra")
     code, out, _ = run(capsys, monkeypatch, "plot", "runs", "--what", "collapse", "--out", "c.png")
     assert code == 0 and out == "written: c.png\n" and (tmp_path / "c.png").stat().st_size > 1000
+    for what in ("rows", "cost"):
+        code, out, _ = run(capsys, monkeypatch, "plot", "runs", "--what", what, "--out", f"{what}.png")
+        assert code == 0 and out == f"written: {what}.png\n" and (tmp_path / f"{what}.png").stat().st_size > 1000
     code, _, _ = run(capsys, monkeypatch, "plot", "runs", "--against", "defence.steps", "--out", "s.svg")
     assert code == 0 and b"<svg" in (tmp_path / "s.svg").read_bytes()
 
@@ -107,6 +135,10 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("compare runs --format txt", "no format"),
         ("compare runs --sort r3", "to sort by"),
         ("compare runs --table entangled", "did you mean entanglement?"),
+        ("compare runs --table strong", "--strength strong"),
+        ("compare runs --into none.md", "cannot read none.md"),
+        ("compare runs --into none.md --sort r1", "leave the other options out"),
+        ("plot runs/b --what rows --out c.png", "both R@1 and ERS"),
         ("compare runs --matrix source", "--matrix wants two settings"),
         ("compare runs --matrix source,destnation", "did you mean destination?"),
         ("compare runs --matrix source,steps --value r11", "did you mean r1?"),

@@ -9,7 +9,8 @@ import pytest
 
 from anchorhold.errors import RunError, SettingsError
 from anchorhold.report.collect import Entry, collect
-from anchorhold.report.compare import entanglement, matrix, runs_table
+from anchorhold.report.compare import matrix, runs_table
+from anchorhold.report.entangled import entanglement
 from anchorhold.report.methods import method_of
 from anchorhold.report.tables import Estimate, Mean, Table, render
 from anchorhold.settings import settings_from, to_dict

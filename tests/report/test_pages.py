@@ -227,7 +227,7 @@ def test_compare_shows_print_in_grey(tmp_path: Path) -> None:
     entries = collect([runs_to_compare(tmp_path)]).entries
     text = write_compare_page(entries, tmp_path / "c.html").read_text()
     assert "rows in print" not in text and text.count('role="img" aria-label=') >= 3
-    on_cub = [replace(e, info=dict(e.info) | {"data": {"name": "cub"}, "row": "001/t6/cub/hm-lga-8"}) for e in entries]
+    on_cub = [replace(e, info=dict(e.info) | {"data": {"name": "cub"}}, row="001/t6/cub/hm-lga-8") for e in entries]
     text = write_compare_page(on_cub, tmp_path / "c.html", sort="r1").read_text()
     assert text.count('class="point grey"') > 50 and "its row in print: R@1" in text
     assert text.index(">b</bdi></td>") < text.index(">c</bdi></td>") < text.index(">a</bdi></td>")

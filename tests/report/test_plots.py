@@ -22,8 +22,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     figures: list[Any] = []
     make = plots._figure
 
-    def spy(panels: int) -> Any:
-        figures.append(make(panels))
+    def spy(*size: float) -> Any:
+        figures.append(make(*size))
         return figures[-1]
 
     monkeypatch.setattr(plots, "_figure", spy)

@@ -2,11 +2,14 @@
 
 import csv
 import io
+import re
+from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from anchorhold.errors import SettingsError
-from anchorhold.report.tables import Column, Estimate, Mean, Table, render
+from anchorhold.report.tables import Column, Estimate, Link, Mean, Table, render
 
 HOSTILE = [
     "line\nbreak",
@@ -136,3 +139,23 @@ def test_a_narrow_terminal_loses_spare_columns_and_is_told() -> None:
 def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(SettingsError, match="did you mean markdown"):
         render(TABLE, "markdwon")
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "](x) [y", "<b>", "a|b", "名 ε", "100%", "#?&", "back\\slash"])
+def test_a_name_leads_to_its_file_whatever_it_is_called(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "runs" / name / "run.json"
+    table = Table((Column("name", "run"), Column("r1", "R@1")), ((Link(name, file), 1.0),))
+    line = render(table, "markdown", beside=tmp_path / "docs").splitlines()[2]
+    assert len(cells_of(line)) == 2
+    (target,) = re.findall(r"(?<!\\)\]\(([^ ()]*)\) \|", line)
+    assert (tmp_path / "docs" / unquote(target)).resolve() == file.resolve()
+    for plain in (render(table, "markdown"), render(table), render(table, "csv")):
+        assert "run.json" not in plain
+    assert table.sorted_by("name").rows == table.rows
+
+
+def test_a_link_is_written_from_where_the_table_will_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = Table((Column("name", "run"),), ((Link("a", Path("results/a/run.json")),),))
+    for beside, way in ((Path(), "results/a"), (Path("docs"), "../results/a"), (Path("results"), "a")):
+        assert f"[a]({way}/run.json)" in render(table, "markdown", beside=beside)

@@ -5,12 +5,13 @@ sweep     one attack on all of them, in fixed batches; `shards` keeps what is do
 verdict   what came out: columns, scores, intervals, flags, and how it is written
 run       audit(): all of it together; `until` repeats it until it is sure enough
 ensemble  the attacks of the strong audit; `strong` runs them, `realisable` asks what files keep of them
-receipts  images of a strong audit that anybody can verify
+receipts  images of a strong audit, as files; `verifying` asks whether they hold
 algorithm1  003's table over methods and models
 single    one image, and its list before and after
 """
 
-from .run import AuditSettings, Evidence, audit, flags_of
+from .plan import AuditSettings
+from .run import Evidence, audit, flags_of
 from .single import attack_one
 from .verdict import Audit
 

@@ -14,18 +14,19 @@ so that the strong audit can never leave more than the standard one. Nothing is 
 
 A sample that withstands all costs at most 400 image-steps and 1,000 queries a goal beyond its standard runs (500 with a
 second model): over the eight goals behind ERS 3,500 image-steps and 8,000 forward passes, so for 1,000 queries 3.5
-million image-steps and 8 million queries.
+million image-steps and 8 million queries. A natural model is left with TMA and ES only, which have no end.
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..attacks import Goal, Scene, attack, goal_named
+from ..attacks import Attacked, Goal, Scene, attack, goal_named
 from ..attacks.run import Climbed
 from ..attacks.scale_free import scale_free, without_end
 from ..model.frozen import Embed, embed_all, precise
@@ -36,7 +37,19 @@ from ..perturb.minnorm import CW_STEPS
 from ..random import Key
 from .sweep import AttackRun
 
-__all__ = ["FALLS", "MEMBERS", "SQUARE_QUERIES", "STEPS", "WARM", "Contest", "Member", "Surrogate", "Task", "tasks"]
+__all__ = [
+    "FALLS",
+    "MEMBERS",
+    "SQUARE_QUERIES",
+    "STEPS",
+    "WARM",
+    "Contest",
+    "Member",
+    "Surrogate",
+    "Task",
+    "for_queries",
+    "tasks",
+]
 
 SQUARE_QUERIES = 1000
 STEPS = 400  # image-steps of a sample that withstands all members by gradients, for one goal
@@ -161,8 +174,8 @@ class Contest:
             over |= (self.targets.reshape(len(over), -1) < 0).any(1)
         return torch.nonzero(~over).squeeze(1)
 
-    def standard(self, ball: Ball, budget: Budget) -> None:
-        """The runs of the standard audit, on the whole batch as there."""
+    def standard(self, ball: Ball, budget: Budget, starts: Tensor | None = None) -> None:
+        """The runs of the standard audit, on the whole batch as there; from `starts` instead where they are given."""
         rows = torch.arange(len(self.ids), device=self.ids.device)
         for goal in self.task.first:
             done = attack(
@@ -176,33 +189,77 @@ class Contest:
                 self.key,
                 len(self.ids),
                 targets=goal.targets(self.scene, self.ids, self.key),
+                starts=starts,
             )
             self.steps += done.image_steps
             self.offer(done.images, rows)
 
     def enter(self, member: Member, ball: Ball, surrogate: Surrogate | None, starts: Tensor | None = None) -> None:
-        """One member against whoever is left."""
+        """One member against whoever is left; whom its precision only seemed to beat, once more in fp32 from there."""
         rows = self.left()
         if not len(rows):
             return
-        foreign = surrogate if member.kind == "transfer" else None
-        # Square compares values that differ by less than bf16 can hold.
-        with precise(tf32=True) if member.kind == "black" else nullcontext():
-            done = attack(
-                self.embed if foreign is None else foreign.embed,
-                self.clean[rows],
-                self.scene if foreign is None else foreign.scene,
-                self.task.goal,
-                self.ids[rows],
-                ball,
-                member.budget(ball.eps),
-                self.key("strong", member.name),
-                len(rows),
-                targets=None if self.targets is None else self.targets[rows],
-                find=member.find,
-                objective=member.objective,
-                starts=None if starts is None else starts[rows],
-            )
+        black, foreign = member.kind == "black", surrogate if member.kind == "transfer" else None
+        with for_queries(self.embed, self.clean[rows], ball.eps) if black else nullcontext():
+            done = self._climb(member, ball, rows, foreign, None if starts is None else starts[rows])
+            coarse = torch.is_autocast_enabled(self.clean.device.type) or (black and self.clean.is_cuda)
+            met = self._met(member, done.images, rows) if coarse and foreign is None else None
+        self.offer(done.images, rows)
+        if met is None:
+            return
+        again = met & torch.isin(rows, self.left())
+        if bool(again.any()):
+            with precise():
+                done = self._climb(member, ball, rows[again], None, done.images[again])
+            self.offer(done.images, rows[again])
+
+    def _climb(
+        self, member: Member, ball: Ball, rows: Tensor, foreign: Surrogate | None, starts: Tensor | None
+    ) -> Attacked:
+        done = attack(
+            self.embed if foreign is None else foreign.embed,
+            self.clean[rows],
+            self.scene if foreign is None else foreign.scene,
+            self.task.goal,
+            self.ids[rows],
+            ball,
+            member.budget(ball.eps),
+            self.key("strong", member.name),
+            len(rows),
+            targets=None if self.targets is None else self.targets[rows],
+            find=member.find,
+            objective=member.objective,
+            starts=starts,
+        )
         self.steps += done.image_steps
         self.queries += done.queries
-        self.offer(done.images, rows)
+        return done
+
+    @torch.no_grad()
+    def _met(self, member: Member, images: Tensor, rows: Tensor) -> Tensor | None:
+        """Who met the goal by the member's own objective, in the precision it climbs in; None where there is no end."""
+        goal, aims = self.task.goal, None if self.targets is None else self.targets[rows]
+        make = goal.objective if member.objective is None else partial(member.objective, goal)
+        objective = make(self.scene, self.ids[rows], aims)
+        return objective.met(self.embed(images)[:, None], torch.arange(len(rows), device=rows.device))
+
+
+def _half() -> AbstractContextManager[object]:
+    return torch.autocast("cuda", torch.float16)
+
+
+def for_queries(
+    embed: Embed, images: Tensor, eps: float, half: Callable[[], AbstractContextManager[object]] | None = None
+) -> AbstractContextManager[object]:
+    """The precision of Square, which compares values that differ by less than bf16 can hold: fp16 on a GPU.
+
+    fp16 has as many digits as TF32's inputs, and is faster, but ends at 65,504. Where an embedding is not finite in it,
+    at the images or at the ends of the ball around them, or where the ascent is in fp32, TF32 is taken.
+    """
+    half = half or (_half if images.is_cuda and torch.is_autocast_enabled("cuda") else None)
+    if half is not None:
+        with torch.no_grad(), half():
+            ends = (embed((images + shift).clamp(0, 1)) for shift in (0.0, -eps, eps))
+            if all(bool(e.isfinite().all()) for e in ends):
+                return half()
+    return precise(tf32=True)

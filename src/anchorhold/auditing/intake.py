@@ -1,7 +1,7 @@
 """What an audit looks at: data in any of its forms become queries, a gallery, and who is whose own image."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from ..data.datasets import Dataset, Split, csv_split, dataset, folder_split
 from ..errors import DataError
 from ..monitors import Images, load_images
 from ..random import Key
+from ..ranks import Ranks
 from ..settings import DataSettings
 
 __all__ = ["Data", "Material", "prepare", "sample", "splits_of"]
@@ -49,10 +50,16 @@ class Material:
         return Scene(gallery, self.gallery_labels, queries, self.labels, self.own)
 
     def describe(self) -> dict[str, Any]:
-        """Names, sizes and fingerprints; no paths."""
+        """Names, sizes and fingerprints, and the squares that were made of files; no paths."""
+
+        def side(images: Images) -> dict[str, Any]:
+            known = {"name": images.split.name, "fingerprint": images.split.fingerprint()}
+            # By default it is the model's size that says to which, and no setting.
+            return known | ({"resize": images.resize, "crop": images.crop} if images.split.paths is not None else {})
+
         return {
-            "query": {"name": self.query.split.name, "fingerprint": self.query.split.fingerprint()},
-            "gallery": {"name": self.gallery.split.name, "fingerprint": self.gallery.split.fingerprint()},
+            "query": side(self.query),
+            "gallery": side(self.gallery),
             "images": [len(self.labels), len(self.gallery_labels)],
             "classes": len(torch.unique(self.gallery_labels)),
             "same": self.same,
@@ -67,6 +74,7 @@ def prepare(
     resize: int | None = None,
     crop: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
+    ranks: Ranks | None = None,
 ) -> Material:
     """Decode both sides; files become squares of `resize` and `crop`, by default those the model is for."""
     query, gallery, own, notes = splits_of(data)
@@ -77,7 +85,7 @@ def prepare(
     def load(split: Split) -> Images:
         wide, inner = _squares(split, model, resize, crop)
         wanted = DataSettings(resize=wide, crop=inner, flip=False, on_bad_image=on_bad_image)
-        return load_images(split, wanted, device, report)
+        return load_images(split, wanted, device, report, ranks)
 
     searched = load(gallery)
     asked = searched if query is gallery else load(query)
@@ -101,14 +109,14 @@ def splits_of(data: Data) -> tuple[Split, Split, Tensor | None, tuple[str, ...]]
         gallery, notes = _split(data["gallery"], "gallery")
         if data["query"] is data["gallery"]:
             return gallery, gallery, None, notes
-        query, more = _split(data["query"], "query")
-        own = data.get("own")
+        query, more = _split(data["query"], "query", asks=True)
+        query, own = replace(query, asks=True), data.get("own")
         return query, gallery, None if own is None else torch.as_tensor(own), (*notes, *more)
     split, notes = _split(data, "images")
     return split.query, split.gallery, None, notes
 
 
-def _split(data: Any, name: str) -> tuple[Split, tuple[str, ...]]:
+def _split(data: Any, name: str, asks: bool = False) -> tuple[Split, tuple[str, ...]]:
     if isinstance(data, Split):
         return data, ()
     if isinstance(data, Dataset):
@@ -116,13 +124,13 @@ def _split(data: Any, name: str) -> tuple[Split, tuple[str, ...]]:
     if isinstance(data, str | Path):
         root = Path(data).expanduser()
         if root.suffix == ".csv":
-            return csv_split(root)
+            return csv_split(root, asks)
         if not root.is_dir():
             known = dataset(str(data))  # a name, or one line that says which names there are
             return known.test, known.notes
         if all((root / part).is_dir() for part in ("train", "test")):
-            return folder_split(root / "test", f"{root.resolve().name}/test")
-        split, notes = folder_split(root, root.resolve().name)
+            return folder_split(root / "test", f"{root.resolve().name}/test", asks)
+        split, notes = folder_split(root, root.resolve().name, asks)
         whole = f"all {len(split.classes)} classes of {split.name} are audited; leave out what the model was trained on"
         return split, (*notes, whole)
     if isinstance(data, tuple | list) and len(data) == 2:

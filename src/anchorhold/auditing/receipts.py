@@ -1,41 +1,44 @@
-"""Receipts: perturbed images that anybody can check in seconds, without attacking.
+"""Receipts: perturbed images of an audit, as files that anybody can check; `verifying` does.
 
-    receipts/receipts.json      of which model, data, ε, seed; for each image its sample, target, measure, hash
-    receipts/GOAL/0007.png      the images, which a PNG holds without loss
+    receipts/receipts.json      of which model, data, ε, seed, limit; for each image its sample, target, measure, hash
+    receipts/GOAL/000007.png    the images, which a PNG holds without loss
 
 The images are those of the audit in 8 bits, within ε of the clean ones; what is stated is measured on them as they are
-in the file. Which samples have one is fixed before anything is attacked. `verify` reads them back and asks: is this the
-model, are these the data, is every image within ε of its sample, is the target the one that the seed draws, and does
-the model answer as stated?
+in the file. Which samples have one is fixed by seed and limit before anything is attacked. Files that come from others
+may say anything: whatever is missing or of another type is refused here, in one line.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..attacks import Goal, goal_named
-from ..console import Report, Silent
-from ..device import device_named
 from ..errors import RunError
-from ..model.chunked import chunked
-from ..model.frozen import embed_all, frozen
-from ..random import Key
 from ..record import atomic
-from .intake import Data, Material, prepare
 
-__all__ = ["SCHEMA", "Receipts", "Verified", "verify"]
+__all__ = ["RECEIPTS", "SCHEMA", "Receipts", "digest", "read_pixels", "read_receipts", "receipted"]
 
 SCHEMA = "anchorhold.receipts/1"
-SLACK = 1e-3  # of a level
-AGREES = 2e-3  # how far another device may measure from what is stated; about two ranks of a thousand
-OTHERWISE = 1 / 16  # of a goal's images, for which rounding on another device may decide otherwise
+RECEIPTS = 32  # images that are kept for each goal, spread evenly over the samples whatever came of them
+MOST = 100  # what no measure reaches
+
+_NUMBER = (int, float)
+_STATED = {"model": str, "eps": _NUMBER, "seed": int, "limit": int, "data": dict, "goals": dict, "receipts": dict}
+_ENTRY = {"file": str, "sample": int, "targets": (list, type(None)), "measure": (*_NUMBER, type(None)), "hash": str}
+_HOW = {"attack": str, "measure": str, "settings": dict}
+
+
+def receipted(ids: Tensor) -> list[int]:
+    """Which of the attacked samples (sorted) have receipts: at most 32, spread evenly."""
+    places = torch.linspace(0, len(ids) - 1, min(RECEIPTS, len(ids))).round().long()
+    return sorted(set(ids[places].tolist()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,137 +58,109 @@ class Receipts:
             entries[name] = []
             for place, number in enumerate(rows["ids"].tolist()):
                 pixels = rows["images"][place].permute(1, 2, 0).contiguous().numpy()
-                file = f"{name}/{number:06d}.png"
+                file = _file(name, number)
                 with atomic(folder / file) as temporary:
                     Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(temporary, format="PNG")
                 aims = rows["targets"][place].reshape(-1).tolist() if "targets" in rows else None
-                entry = {"file": file, "sample": number, "targets": aims, "measure": float(rows["measure"][place])}
-                entries[name].append(entry | {"hash": _digest(self.about, name, entry, pixels)})
+                found = float(rows["measure"][place])
+                measure = found if math.isfinite(found) else None  # whoever aims at nobody has none
+                entry = {"file": file, "sample": number, "targets": aims, "measure": measure}
+                entries[name].append(entry | {"hash": digest(self.about, name, entry, pixels)})
         text = {"schema": SCHEMA, **self.about, "goals": self.settings, "receipts": entries}
         with atomic(folder / "receipts.json") as temporary:
             temporary.write_text(json.dumps(text, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True)
-class Verified:
-    """What was checked, and what is wrong with it."""
-
-    images: int
-    means: dict[str, float]  # by goal: the measure of its images, as this model gives it
-    problems: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        goals = ", ".join(f"{name} {mean:.3f}" for name, mean in self.means.items())
-        return f"{self.images} images of {len(self.means)} goals hold: {goals}"
+# ---------------------------------------------------------------- reading what others wrote
 
 
-def verify(
-    folder: str | Path,
-    model: nn.Module,
-    data: Data,
-    *,
-    device: str = "auto",
-    batch: int = 128,
-    report: Report | None = None,
-) -> Verified:
-    """Check the receipts in `folder` (an audit's, or its receipts) against a model and the data it was audited on."""
-    from .run import as_victim, fingerprint_of, living_on
-
-    place = Path(folder)
-    place = place / "receipts" if (place / "receipts").is_dir() else place
-    told = _read(place)
-    where, victim = device_named(device), as_victim(model)
-    material = prepare(data, victim, where, report or Silent(), told["resize"], told["crop"])
-    problems: list[str] = []
-    if fingerprint_of(victim) != told["model"]:
-        problems.append(f"the receipts are of another model: weights {told['model']}, not {fingerprint_of(victim)}")
-    for side in ("gallery", "query"):
-        if material.describe()[side]["fingerprint"] != told["data"][side]["fingerprint"]:
-            problems.append(f"the receipts are of other data: the {side} has another fingerprint")
-    means: dict[str, float] = {}
-    count = 0
-    if not problems:
-        with living_on(victim, where), frozen(victim) as view:
-            embed = chunked(view, batch)
-            gallery = embed_all(embed, material.gallery.plain(batch=batch))
-            queries = gallery if material.same else embed_all(embed, material.query.plain(batch=batch))
-            scene = material.scene(queries, gallery)
-            key = Key.of(told["seed"])("audit")
-            for name, entries in told["receipts"].items():
-                goal = goal_named(told["goals"][name]["attack"], "corrected", **told["goals"][name]["settings"])
-                measured = _goal(place, told, name, entries, goal, embed, material, scene, key, problems)
-                count += len(entries)
-                means[name] = float(measured.mean())
-    return Verified(count, means, tuple(problems))
+def read_receipts(place: Path) -> dict[str, Any]:
+    """What receipts.json states, in the form that `Receipts.save` gives it."""
+    path = place / "receipts.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
+    except FileNotFoundError:
+        raise RunError(f"there are no receipts in {place}; audit with --strength strong writes some") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"cannot read {path} ({error}): get a whole copy of it") from None
+    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
+        raise RunError(f"{path} is not of schema {SCHEMA}")
+    wrong = _malformed(told)
+    if wrong is not None:
+        raise RunError(f"{path}: {wrong}; get a whole copy of it, or audit again")
+    return {"resize": None, "crop": None} | told
 
 
-def _goal(
-    place: Path,
-    told: Mapping[str, Any],
-    name: str,
-    entries: Sequence[Mapping[str, Any]],
-    goal: Goal,
-    embed: Any,
-    material: Material,
-    scene: Any,
-    key: Key,
-    problems: list[str],
-) -> Tensor:
-    """All receipts of one goal: hashes, ε, targets, and the measure that is stated."""
-    side = material.side(goal.side)
-    ids = torch.tensor([entry["sample"] for entry in entries])
-    (clean,) = side.plain(ids, batch=len(ids))
-    pixels = [_pixels(place / entry["file"]) for entry in entries]
-    for entry, image in zip(entries, pixels):
-        if entry["hash"] != _digest(told, name, entry, image):
-            problems.append(f"{entry['file']}: its hash is another; image, target or measure was changed")
-    levels = torch.stack([torch.from_numpy(image.copy()).permute(2, 0, 1) for image in pixels]).to(clean.device)
-    if levels.shape != clean.shape:
-        raise RunError(f"{name}: images of {tuple(levels.shape[1:])} for samples of {tuple(clean.shape[1:])}")
-    away = (levels.double() - 255 * clean.double()).abs().flatten(1).amax(1)
-    for entry, far in zip(entries, away.tolist()):
-        if far > max(255 * told["eps"], 0.5) + SLACK:
-            problems.append(f"{entry['file']}: {far:.0f} levels from its sample, and ε is {255 * told['eps']:g}")
-    numbers = ids.to(scene.gallery.device)
-    aims = goal.targets(scene, numbers, key)
-    drawn = [None] * len(entries) if aims is None else [row.reshape(-1).tolist() for row in aims]
-    for entry, aim in zip(entries, drawn):
-        if entry["targets"] != aim:
-            problems.append(f"{entry['file']}: aims at {entry['targets']}, and seed {told['seed']} draws {aim}")
-    embeddings = embed_all(embed, [levels.to(scene.gallery.dtype) / 255])
-    measures = goal.measure(scene, numbers, aims, embeddings, embeddings)
-    measured = measures[told["goals"][name]["measure"]].cpu()
-    pairs = [(entry, now) for entry, now in zip(entries, measured.tolist()) if abs(now - entry["measure"]) > AGREES]
-    if len(pairs) > OTHERWISE * len(entries):
-        problems += [f"{e['file']}: {now:.4f} is measured, {e['measure']:.4f} is stated" for e, now in pairs]
-    return measured
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
 
 
-def _pixels(path: Path) -> Any:
+def _malformed(told: Mapping[str, Any]) -> str | None:
+    """The first thing that is missing, or not of its type."""
+    wrong = _untyped(told, _STATED, "it")
+    if wrong is not None:
+        return wrong
+    if not (0 <= told["eps"] <= 1 and told["limit"] >= 0):
+        return f"ε is {told['eps']:g} and limit {told['limit']}"
+    if not all(type(told.get(name)) in (int, type(None)) for name in ("resize", "crop")):
+        return "resize and crop are no whole numbers"
+    for side in ("query", "gallery"):
+        wrong = _untyped(told["data"].get(side), {"fingerprint": str}, f"{side} of its data")
+        if wrong is not None:
+            return wrong
+    if not any(told["receipts"].values()):
+        return "there is no receipt in it"
+    if list(told["goals"]) != list(told["receipts"]):
+        return "goals and receipts have other names"
+    for name, entries in told["receipts"].items():
+        wrong = _untyped(told["goals"][name], _HOW, name)
+        if wrong is not None:
+            return wrong
+        if not isinstance(entries, list) or not entries:
+            return f"{name} has no receipts"
+        for number, entry in enumerate(entries):
+            wrong = _untyped(entry, _ENTRY, f"receipt {number} of {name}")
+            if wrong is None and entry["file"] != _file(name, entry["sample"]):
+                wrong = f"receipt {number} of {name} has no file {_file(name, entry['sample'])}"
+            if wrong is None and abs(entry["measure"] or 0) > MOST:
+                wrong = f"measure of receipt {number} of {name} is no share, cosine or distance"
+            if wrong is not None:
+                return wrong
+    return None
+
+
+def _untyped(given: Any, wanted: Mapping[str, Any], who: str) -> str | None:
+    if not isinstance(given, dict):
+        return f"{who} is {type(given).__name__}, no table"
+    for name, kind in wanted.items():
+        if name not in given:
+            return f"{who} has no {name}"
+        if not isinstance(given[name], kind) or isinstance(given[name], bool):
+            return f"{name} of {who} is {type(given[name]).__name__}"
+    return None
+
+
+def _file(name: str, number: int) -> str:
+    return f"{name}/{number:06d}.png"
+
+
+def read_pixels(path: Path, shape: tuple[int, ...]) -> Any:
+    """A PNG as bytes (H, W, C), which have to be of the shape (C, H, W) of their sample."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             pixels = np.asarray(image)
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read the receipt {path}: {error}") from None
-    return np.ascontiguousarray(pixels if pixels.ndim == 3 else pixels[:, :, None])
+    except Exception as error:  # Pillow raises a dozen kinds for damaged files
+        raise RunError(f"cannot read the receipt {path} ({error}): get a whole copy of it") from None
+    pixels = pixels if pixels.ndim == 3 else pixels[:, :, None]
+    if pixels.dtype != np.uint8 or (pixels.shape[2], *pixels.shape[:2]) != shape:
+        raise RunError(f"the receipt {path} is {pixels.dtype} of shape {pixels.shape}; its sample has {shape}")
+    return np.ascontiguousarray(pixels).copy()
 
 
-def _digest(about: Mapping[str, Any], name: str, entry: Mapping[str, Any], pixels: Any) -> str:
+def digest(about: Mapping[str, Any], name: str, entry: Mapping[str, Any], pixels: Any) -> str:
     """A hash of an image with everything that is said about it."""
-    said = [about[part] for part in ("model", "eps", "seed")]
+    said = [about[part] for part in ("model", "eps", "seed", "limit")]
     said += [name, entry["sample"], entry["targets"], entry["measure"], list(pixels.shape)]
     return hashlib.blake2b(json.dumps(said).encode() + pixels.tobytes(), digest_size=16).hexdigest()
-
-
-def _read(place: Path) -> dict[str, Any]:
-    try:
-        told: dict[str, Any] = json.loads((place / "receipts.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RunError(f"there are no receipts in {place}; audit with --strength strong writes some") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {place / 'receipts.json'}: {error}") from None
-    if not isinstance(told, dict) or told.get("schema") != SCHEMA:
-        raise RunError(f"{place / 'receipts.json'} is not of schema {SCHEMA}")
-    return told

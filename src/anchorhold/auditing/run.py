@@ -11,8 +11,8 @@ is written, and the schema of audit.json, is described in `verdict`.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,100 +21,34 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__, checks
-from ..attacks import Goal, Scene, fgsm, goal_named
+from ..attacks import Scene
 from ..attacks.run import budget_named
 from ..console import Report, Silent, duration
-from ..device import compiles, computing, device_named
+from ..device import compiles, computing, device_named, living_on, repeatable
 from ..errors import AnchorholdError, Interrupted, ModelError
 from ..metrics import nmi, score_queries
 from ..model.chunked import chunked
 from ..model.embedder import Embedder
 from ..model.frozen import Embed, connected, embed_all, frozen
 from ..model.victim import Victim, wrap
-from ..perturb.ascend import Budget, Start
-from ..perturb.ball import Ball
-from ..perturb.methods import METHODS, Find
-from ..perturb.minnorm import CW_STEPS
 from ..random import Key
+from ..ranks import joined
 from ..record import provenance
 from ..scores import Interval, interval, resampled_means
 from ..settings import check
 from .ensemble import MEMBERS, STEPS, Surrogate, tasks
 from .intake import Data, Material, prepare, sample
+from .plan import NINE, AuditSettings, runs_of
 from .shards import Shards
 from .shown import pictures_of
 from .strong import additions, strengthen
 from .sweep import AttackRun, sweep
-from .until import audit_until
+from .until import audit_until, check_until
 from .verdict import Audit, Column, Flag, RunRows, outcome
 
-__all__ = ["NINE", "AuditSettings", "Evidence", "as_victim", "audit", "fingerprint_of", "living_on"]
+__all__ = ["Evidence", "as_victim", "audit", "fingerprint_of"]
 
-NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 _CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
-
-
-@dataclass(frozen=True)
-class AuditSettings:
-    """What the numbers of an audit depend on, besides model and data."""
-
-    protocols: tuple[str, ...] = ("published", "corrected")
-    attacks: tuple[str, ...] = NINE
-    limit: int = 1000
-    eps: float = 8 / 255
-    alpha: float = 3 / 255
-    steps: int = 32
-    method: Literal["pgd", "fgsm", "cw"] = "pgd"
-    seed: int = 0
-    batch: int = 128
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    compile: Literal["auto", "on", "off"] = "auto"
-    resize: int | None = None
-    crop: int | None = None
-    resamples: int = 1000
-    start: Start = "zero"
-    seeds: int = 1  # of the random starts
-    strength: Literal["standard", "strong"] = "standard"
-    epsilons: tuple[float, ...] = ()  # of a curve; eps belongs to it anyway
-
-    def __post_init__(self) -> None:
-        check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
-        check(self.method in ("pgd", "fgsm", "cw"), f"method {self.method!r}; there are: pgd, fgsm, cw")
-        check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
-        check(all(0 < e <= 1 for e in self.epsilons), "the ε of a curve lie above 0 and at most at 1: 8/255 is .031")
-        plain = self.strength == "standard" and not self.epsilons
-        check(
-            plain or ("corrected" in self.protocols and self.method == "pgd"),
-            "the strong audit and curves begin with PGD in the corrected protocol: leave method and protocols alone",
-        )
-        check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
-        check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
-        check(self.batch >= 1, f"batch must be at least 1, got {self.batch}")
-        check(self.resamples >= 1, f"resamples must be at least 1, got {self.resamples}")
-        check(self.eps <= 1, f"ε is {self.eps:g} for pixels in [0, 1]: 8/255 is .031")
-        check(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
-        _, start = self.ball, self.budget.start  # they check the rest
-        who = f"{self.method.upper()} starts" if self.method != "pgd" else "this budget starts"
-        check(
-            self.seeds == 1 or start == "random",
-            f"nothing is random that seeds = {self.seeds} could repeat: {who} at the clean image; leave seeds out, "
-            "or use PGD with a random start, such as the budget adml",
-        )
-
-    @property
-    def ball(self) -> Ball:
-        # Without steps nothing may move, not even to the tiny start of ES.
-        return Ball(self.eps if self.steps or self.method == "fgsm" else 0.0)
-
-    @property
-    def find(self) -> Find:
-        return METHODS["cw" if self.method == "cw" else "pgd"]
-
-    @property
-    def budget(self) -> Budget:
-        if self.method == "cw":
-            return Budget(CW_STEPS if self.steps else 0)
-        return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,12 +167,14 @@ def audit(
         epsilons=tuple(sorted(set(epsilons))),
     )
     check(surrogate is None or strength == "strong", "a second model serves the strong audit: say strength = strong")
-    check(until is None or until > 0, f"until is a number of points above 0, got {until}")
-    runs = _runs(settings, chosen)
-    report, where = report or Silent(), device_named(device)
+    check_until(until, None if attacks is None else chosen)
+    runs = runs_of(settings, chosen)
+    where = device_named(device)
+    ranks = joined(where)
+    report = report if report and ranks.first else Silent()
     climbing = computing(settings.precision, where)
     victim = as_victim(model)
-    material = prepare(data, victim, where, report, resize, crop, on_bad_image)
+    material = prepare(data, victim, where, report, resize, crop, on_bad_image, ranks)
     for note in material.notes:
         report.say(note)
     work = len(runs) * min(limit or len(material.labels), len(material.labels)) * settings.budget.steps
@@ -247,7 +183,7 @@ def audit(
     other = None if surrogate is None else as_victim(surrogate)
     with ExitStack() as stack:
         stack.enter_context(living_on(victim, where))
-        stack.enter_context(_repeatable())
+        stack.enter_context(repeatable())
         view = stack.enter_context(frozen(victim, fast))
         second = None
         if other is not None:
@@ -288,6 +224,7 @@ def _audit(
     report: Report,
     second: Surrogate | None = None,
 ) -> Audit:
+    ranks = material.query.ranks
     begun, key = time.monotonic(), Key.of(settings.seed)("audit")
     embed = chunked(connected(view), settings.batch)
     scene = material.scene(*_embedded(embed, material, settings.batch))
@@ -304,7 +241,7 @@ def _audit(
     shared = {name: value for name, value in facts.items() if name not in added}
     made_with = {**shared, "model": about_model["weights"], "data": about_data, "device": where.type}
     made_with["version"] = __version__
-    shards = Shards(out, made_with)
+    shards = Shards(out, made_with, ranks)
     spent = time.monotonic() - begun
     rows: list[RunRows] = []
     report.say(f"{len(runs)} attack runs on {len(attacked['query']):,} images, {settings.budget.steps} steps each")
@@ -382,29 +319,16 @@ def _audit(
     )
     if examine is not None:
         evidence = Evidence(victim, embed, material, scene, attacked["query"], settings, key, climbing, found)
-        found = replace(found, flags=tuple(examine(evidence)))
-    if out is not None:
+        found = replace(found, flags=ranks.once(lambda: tuple(examine(evidence))))
+    if out is not None and ranks.first:
         found.save(out)
-    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} image-steps")
+    ranks.wait()
+    together = f", the time of {ranks.size} ranks added up" if ranks.size > 1 else ""
+    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} image-steps{together}")
     return found
 
 
 # ---------------------------------------------------------------- before the attacks
-
-
-def _runs(settings: AuditSettings, chosen: Mapping[str, Mapping[str, Any]]) -> list[AttackRun]:
-    runs: list[AttackRun] = []
-    for name, changes in chosen.items():
-        together: dict[tuple[object, ...], list[Goal]] = {}
-        for protocol in dict.fromkeys(settings.protocols):
-            try:
-                goal = goal_named(name, protocol, **changes)  # type: ignore[arg-type]  # it checks the name
-            except TypeError:
-                check(False, f"{name} has no such settings: {', '.join(changes)}")
-                raise
-            together.setdefault(goal.run, []).append(goal)
-        runs += [AttackRun(name, tuple(g), start) for g in together.values() for start in range(settings.seeds)]
-    return runs
 
 
 def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Tensor]:
@@ -417,8 +341,8 @@ def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Ten
         except Exception as error:  # it is their code
             first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
             raise ModelError(f"the model fails on images of shape {tuple(images.shape)} ({first})") from error
-    gallery = embed_all(embed, material.gallery.plain(batch=batch))
-    queries = gallery if material.same else embed_all(embed, material.query.plain(batch=batch))
+    gallery = material.gallery.embedded(embed, batch)
+    queries = gallery if material.same else material.query.embedded(embed, batch)
     for role, e in (("gallery", gallery), ("query", queries)):
         bad = int((~e.isfinite()).any(1).sum())
         if bad:
@@ -464,32 +388,3 @@ def fingerprint_of(victim: nn.Module) -> str:
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-# ---------------------------------------------------------------- where it computes
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """cuDNN's kernels that add in a fixed order: a batch that is done again must give the same rows."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.deterministic, cudnn.benchmark
-    cudnn.deterministic, cudnn.benchmark = True, False
-    try:
-        yield
-    finally:
-        cudnn.deterministic, cudnn.benchmark = before
-
-
-@contextmanager
-def living_on(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """The model on a device, and afterwards where it was."""
-    homes = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
-    if len(homes) > 1:
-        raise ModelError(f"the model lies on {len(homes)} devices: bring it to one with .to(device)")
-    model.to(device)
-    try:
-        yield
-    finally:
-        for home in homes:
-            model.to(home)

@@ -2,12 +2,12 @@
 
 A shard is one safetensors file, `shards/RUN.BATCH.safetensors`, written whole or not at all; those of a run that is
 complete become one, `shards/RUN.all.safetensors`. Its metadata say what it was made with, so that rows of another
-model, other data or another budget are never mixed in.
+model, other data or another budget are never mixed in. Of several ranks each makes whole batches.
 """
 
 import glob
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 from ..errors import RunError
+from ..ranks import Ranks
 from ..record import atomic
 
 __all__ = ["Shard", "Shards"]
@@ -34,10 +35,32 @@ class Shard:
 class Shards:
     """The shards of an audit: files below `folder`, or memory where there is none."""
 
-    def __init__(self, folder: str | Path | None, about: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str | Path | None, about: Mapping[str, Any], ranks: Ranks | None = None) -> None:
         self.folder = None if folder is None else Path(folder) / "shards"
         self.about = json.loads(json.dumps(about))  # as it will come back from a file
         self.held: dict[str, Shard] = {}
+        self.ranks = ranks or Ranks()
+
+    def whole(self, run: str, extra: str = "") -> Shard | None:
+        """All rows of a run that is complete."""
+        return self.ranks.once(lambda: self.find(run, None, extra))
+
+    def kept(self, run: str, count: int, extra: str = "") -> dict[int, Shard]:
+        """Those of `count` batches that have a shard."""
+        found = self.ranks.once(lambda: [self.find(run, index, extra) for index in range(count)])
+        return {index: shard for index, shard in enumerate(found) if shard is not None}
+
+    def each(
+        self, run: str, count: int, extra: str, kept: Mapping[int, Shard], make: Callable[[int], Shard]
+    ) -> list[Shard]:
+        """The rows of every batch of a run: those that are kept, and the others made, each by one rank."""
+        shards, mine = dict(kept), {}
+        todo = [index for index in range(count) if index not in shards]
+        for index in todo[self.ranks.rank :: self.ranks.size]:
+            mine[index] = self.keep(run, index, make(index), extra)
+        for made in self.ranks.collected(mine):
+            shards |= made
+        return [shards[index] for index in range(count)]
 
     def find(self, run: str, batch: int | None, extra: str = "") -> Shard | None:
         """The rows of a batch (None: of all), or None where they are to be made; those of another audit are refused."""
@@ -56,19 +79,21 @@ class Shards:
         self._refuse_stale(known["about"], known["run"], extra)
         return Shard(rows, known["seconds"], known["image_steps"])
 
-    def keep(self, run: str, batch: int | None, shard: Shard, extra: str = "") -> None:
-        """Put the rows of a batch away, or those of all, which replace the batches'."""
+    def keep(self, run: str, batch: int | None, shard: Shard, extra: str = "") -> Shard:
+        """Put the rows of a batch away, or, by the first rank, those of all, which replace the batches'."""
         name = _name(run, batch)
         # Copies: safetensors refuses tensors that share memory or are not dense.
         rows = {key: row.detach().cpu().contiguous().clone() for key, row in shard.rows.items()}
         shard = Shard(rows, shard.seconds, shard.image_steps)
         if self.folder is None:
             self.held[name] = shard
-            return
-        self._write(name, shard, extra)
-        if batch is None:
+        elif batch is not None:
+            self._write(name, shard, extra)
+        elif self.ranks.first:
+            self._write(name, shard, extra)
             for path in self.folder.glob(f"{glob.escape(run)}.[0-9]*.safetensors"):
                 path.unlink()
+        return shard
 
     def _write(self, name: str, shard: Shard, extra: str) -> None:
         assert self.folder is not None

@@ -13,7 +13,7 @@ from ..attacks.run import budget_named
 from ..console import Report, Silent
 from ..data.datasets import Split
 from ..data.store import centre_crop, decode
-from ..device import device_named
+from ..device import device_named, living_on
 from ..errors import DataError
 from ..geometry import Retrieved
 from ..model.chunked import chunked
@@ -22,7 +22,8 @@ from ..random import Key
 from ..record import atomic
 from ..settings import check
 from .intake import Data, Material, prepare
-from .run import AuditSettings, as_victim, living_on
+from .plan import AuditSettings
+from .run import as_victim
 from .sweep import NEIGHBOURS, shown_lists, to_bytes
 
 __all__ = ["Single", "attack_one"]

@@ -23,13 +23,11 @@ from ..scores import ERS_COLUMNS, ers
 from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
 from .intake import Material
 from .realisable import FORMS, levels_within
-from .receipts import Receipts
+from .receipts import Receipts, receipted
 from .shards import Shard, Shards
 from .verdict import NOT_PERCENT, Outcome, RunRows, in_units
 
-__all__ = ["RECEIPTS", "Strong", "additions", "overstated", "strengthen"]
-
-RECEIPTS = 32  # images that are kept for each goal, spread evenly over the samples whatever came of them
+__all__ = ["Strong", "additions", "overstated", "strengthen", "tables_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,29 +68,37 @@ def strengthen(
     if members:
         samples = len(ladder) * sum(len(attacked[task.goal.side]) for task in chosen)
         report.say(f"strong: up to {STEPS * samples:,} image-steps and {SQUARE_QUERIES * samples:,} queries of Square")
+
+    def contested(task: Task, label: str) -> Shard:
+        """All rows of one goal: its batches that have no shard yet are made, each by one rank."""
+        ids, made = attacked[task.goal.side], f"{what} {task.goal.run} {[goal.run for goal in task.first]}"
+        known = shards.whole(label, made)
+        if known is not None:
+            return known
+        batches, shown = ids.split(batch), set(receipted(ids))
+        kept = shards.kept(label, len(batches), made)
+        done = sum(len(batches[index]) for index in kept)
+        with report.task(f"{task.name} (strong)", len(ids), done) as advance:
+
+            def climbed(index: int) -> Shard:
+                nonlocal done
+                begun, part = time.monotonic(), batches[index]
+                (images,) = material.side(task.goal.side).plain(part, batch=len(part))
+                with climbing():
+                    contest = Contest(task, embed, images.to(scene.gallery.dtype), scene, part, key)
+                    rows = _climb_ladder(contest, ladder, ball, budget, members, surrogate, shown)
+                done += len(part) * shards.ranks.size
+                advance(min(done, len(ids)), "")
+                return Shard(rows, time.monotonic() - begun, contest.steps)
+
+            parts = shards.each(label, len(batches), made, kept, climbed)
+        joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
+        every = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
+        return shards.keep(label, None, every, made)
+
     for task in chosen:
-        ids = attacked[task.goal.side]
-        kept = set(ids[torch.linspace(0, len(ids) - 1, min(RECEIPTS, len(ids))).round().long()].tolist())
-        label, parts = f"{task.name}.strong", []
-        made = f"{what} {task.goal.run} {[goal.run for goal in task.first]}"
-        known = shards.find(label, None, made)
-        with report.task(f"{task.name} (strong)", len(ids)) as advance:
-            for index, part in enumerate(ids.split(batch) if known is None else ()):
-                shard = shards.find(label, index, made)
-                if shard is None:
-                    begun = time.monotonic()
-                    (images,) = material.side(task.goal.side).plain(part, batch=len(part))
-                    with climbing():
-                        contest = Contest(task, embed, images.to(scene.gallery.dtype), scene, part, key)
-                        rows = _climb_ladder(contest, ladder, ball, budget, members, surrogate, kept)
-                    shard = Shard(rows, time.monotonic() - begun, contest.steps)
-                    shards.keep(label, index, shard, made)
-                parts.append(shard)
-                advance(sum(len(each.rows["ids"]) for each in parts), "")
-        if known is None:
-            joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
-            known = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
-            shards.keep(label, None, known, made)
+        label = f"{task.name}.strong"
+        known = contested(task, label)
         runs.append(_run_rows(task, label, known, standard))
         whole[task.name] = known.rows
         receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
@@ -130,9 +136,12 @@ def _climb_ladder(
     for place, eps in enumerate(ladder):
         here, starts = replace(ball, eps=eps), contest.images.clone() if place else None
         scale = eps / ball.eps if ball.eps else 1.0
-        contest.standard(here, replace(budget, alpha=budget.alpha * scale))
+        scaled = replace(budget, alpha=budget.alpha * scale)
+        contest.standard(here, scaled)
+        if starts is not None and not members:  # a curve of the standard attacks is one of nothing else
+            contest.standard(here, scaled, starts)
         rows["after/standard"] = contest.measures[task.main]
-        if starts is not None:
+        if starts is not None and members:
             contest.enter(WARM, here, surrogate, starts)
         for member in members:
             contest.enter(member, here, surrogate)
@@ -258,11 +267,11 @@ def _doubts(
     return found
 
 
-def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
-    """By how many points the standard audit says more than the strong one: of ERS, or of the column that fell most."""
+def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """What the standard and the strong audit say of `what`: of ERS, or of the column that fell most."""
     standard, strong = outcomes["corrected"], outcomes["strong"]
     if standard.ers is not None and strong.ers is not None:
-        return {"standard": standard.ers.value, "strong": strong.ers.value, "score": 1.0}
+        return {"standard": standard.ers.value, "strong": strong.ers.value, "what": "ERS"}
     falls = {
         name: (100 if name in NOT_PERCENT else 1) * abs(standard.columns[name].value - column.value)
         for name, column in strong.columns.items()
@@ -275,8 +284,39 @@ def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, float]:
     return {
         "standard": scale * standard.columns[name].value,
         "strong": scale * strong.columns[name].value,
-        "score": 0.0,
+        "what": name if scale == 1 else f"100·{name}",
     }
+
+
+def tables_of(audit: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+    """Tables of an audit.json for a reader, by title, the head of each first; none where it is of no strong audit."""
+    from ..report.collect import dig, number
+
+    strong = audit.get("strong") or {}
+    after, forms = strong.get("after") or {}, strong.get("realisable") or {}
+    found: dict[str, list[list[str]]] = {}
+    if after:
+        members = list(dict.fromkeys(name for each in after.values() for name in each))
+        named = {{"recall": "R@1", "ES": "ES:D"}.get(goal, goal): each for goal, each in after.items()}
+        rows = [[name, *(_said(name, number(each.get(member))) for member in members)] for name, each in named.items()]
+        found["What each member left"] = [["goal", *members], *rows]
+    if forms:
+        outcome = dig(audit, "protocols", "strong") or {}
+        columns = {name: dig(column, "value") for name, column in (outcome.get("columns") or {}).items()}
+        kinds = {"as found": {**columns, "ERS": dig(outcome, "ers", "value")}}
+        kinds |= {form: {**(dig(each, "columns") or {}), "ERS": dig(each, "ers")} for form, each in forms.items()}
+        cells = {name: [number(each.get(name)) for each in kinds.values()] for name in kinds["as found"]}
+        rows = [
+            [name, *(_said(name, cell) for cell in row)]
+            for name, row in cells.items()
+            if any(c is not None for c in row)
+        ]
+        found["As files"] = [["column", *kinds], *rows]
+    return found
+
+
+def _said(column: str, value: float | None) -> str:
+    return "–" if value is None else f"{value:.{3 if column in NOT_PERCENT else 1}f}"
 
 
 def additions(
@@ -290,7 +330,8 @@ def additions(
     """What it adds to an Audit: a curve, what is known about the ensemble, and receipts."""
     if settings["strength"] != "strong":
         return {"curve": strong.curve}
-    about = {"model": model["weights"], "data": data} | {n: settings[n] for n in ("eps", "seed", "resize", "crop")}
+    about = {"model": model["weights"], "data": data}
+    about |= {name: settings[name] for name in ("eps", "seed", "limit", "resize", "crop")}
     how = {
         task.name: {
             "attack": "margin" if task.name == "recall" else task.name,

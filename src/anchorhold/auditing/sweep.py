@@ -58,45 +58,46 @@ def sweep(
 ) -> RunRows:
     """Every batch of a run that has no shard yet, and then all rows."""
     side, what = run.goals[0].side, str(run.goals[0].run)
-    whole = shards.find(run.label, None, what)
+    whole = shards.whole(run.label, what)
     if whole is not None:
         return _gathered(run, whole)
     batches = list(ids.split(batch))
-    shown: list[Shard | None] = [shards.find(run.label, index, what) for index in range(len(batches))]
-    done = sum(len(part) for part, known in zip(batches, shown) if known)
+    kept = shards.kept(run.label, len(batches), what)
+    done = sum(len(batches[index]) for index in kept)
     again = f", start {run.start_seed + 1}" if run.start_seed else ""
     starts = key("start seed", run.start_seed) if run.start_seed else key
     title = f"{run.attack} ({', '.join(goal.protocol for goal in run.goals)}{again})"
     with report.task(title, len(ids), done) as advance:
-        for index, part in enumerate(batches):
-            if shown[index] is None:
-                begun = time.monotonic()
-                (images,) = material.side(side).plain(part, batch=len(part))
-                images = images.to(scene.gallery.dtype)  # a float64 model is attacked in float64
-                with climbing():
-                    result = attack(
-                        embed,
-                        images,
-                        scene,
-                        run.goals[0],
-                        part,
-                        ball,
-                        budget,
-                        starts,
-                        len(part),
-                        targets=run.goals[0].targets(scene, part.to(scene.gallery.device), key),
-                        look_back=any(goal.looks_back for goal in run.goals),
-                        find=find,
-                    )
-                with precise():
-                    rows = _rows(run, result, images, scene)
-                shown[index] = shard = Shard(rows, time.monotonic() - begun, result.image_steps)
-                shards.keep(run.label, index, shard, what)
-                done += len(part)
-                advance(done, "")
+
+        def attacked(index: int) -> Shard:
+            nonlocal done
+            begun, part = time.monotonic(), batches[index]
+            (images,) = material.side(side).plain(part, batch=len(part))
+            images = images.to(scene.gallery.dtype)  # a float64 model is attacked in float64
+            with climbing():
+                result = attack(
+                    embed,
+                    images,
+                    scene,
+                    run.goals[0],
+                    part,
+                    ball,
+                    budget,
+                    starts,
+                    len(part),
+                    targets=run.goals[0].targets(scene, part.to(scene.gallery.device), key),
+                    look_back=any(goal.looks_back for goal in run.goals),
+                    find=find,
+                )
+            with precise():
+                rows = _rows(run, result, images, scene)
+            done += len(part) * shards.ranks.size
+            advance(min(done, len(ids)), "")
+            return Shard(rows, time.monotonic() - begun, result.image_steps)
+
+        parts = shards.each(run.label, len(batches), what, kept, attacked)
     # With a file for each batch, the examples alone of a large set would be gigabytes.
-    whole = _joined(run, [shard for shard in shown if shard is not None])
-    shards.keep(run.label, None, whole, what)
+    whole = shards.keep(run.label, None, _joined(run, parts), what)
     return _gathered(run, whole)
 
 

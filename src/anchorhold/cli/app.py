@@ -1,5 +1,6 @@
 """The application: how a command fails, and the options that several commands share."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,7 +30,8 @@ class Commands(TyperGroup):
         except AnchorholdError as error:
             if ctx.params["debug"]:
                 raise
-            print(f"error: {error}", file=sys.stderr)
+            rank = os.environ.get("RANK", "0")
+            print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
 
 

@@ -44,6 +44,10 @@ def audit(
     method: Method = "pgd",
     strength: Annotated[str, typer.Option(help="standard, or strong: an ensemble on every goal")] = "standard",
     surrogate: Annotated[str, typer.Option(help="A second model, whose perturbations strong tries too")] = "",
+    surrogate_mean: Annotated[
+        str, typer.Option(help="Its channels' means; by default its own, else those of --mean")
+    ] = "",
+    surrogate_std: Annotated[str, typer.Option(help="Their standard deviations")] = "",
     curve: Annotated[str, typer.Option(help="Several ε in one call, such as 2/255,4/255,8/255")] = "",
     until: Annotated[float | None, typer.Option(help="More queries until ERS is known to ± so many points")] = None,
     mean: Mean = "",
@@ -62,8 +66,11 @@ def audit(
 ) -> None:
     """Say how robust a model is: clean metrics, the attacks of the papers, ERS and ARS with intervals."""
     from ..auditing import audit as run_audit
+    from ..auditing.until import check_until
     from ..console import Console
+    from .strong import print_tables, second_model
 
+    check_until(until, _attacks(attacks))
     protocols = ("published", "corrected") if protocol == "both" else (protocol,)
     victim = _model(model, mean, std, size)
     out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}"
@@ -79,7 +86,7 @@ def audit(
         steps=steps,
         method=method,  # type: ignore[arg-type]  # it is checked there
         strength=strength,  # type: ignore[arg-type]
-        surrogate=_model(surrogate, mean, std, size) if surrogate else None,
+        surrogate=second_model(surrogate, (surrogate_mean, surrogate_std), (mean, std), size) if surrogate else None,
         epsilons=numbers("--curve", curve) or (),
         until=until,
         seed=seed,
@@ -95,6 +102,7 @@ def audit(
         report=Console(),
     )
     print(found)
+    print_tables(found.to_dict())
     print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
     print(f"the page: {out / 'page.html'}")
     if strength == "strong":
@@ -167,14 +175,14 @@ def _attacks(text: str) -> dict[str, dict[str, Any]] | None:
     return chosen or None
 
 
-def _model(spec: str, mean: str, std: str, size: str) -> Any:
+def _model(spec: str, mean: str, std: str, size: str, option: str = "--") -> Any:
     from ..model.named import load_model
 
     sides = numbers("--size", size)
     return load_model(
         spec,
-        mean=numbers("--mean", mean),
-        std=numbers("--std", std),
+        mean=numbers(f"{option}mean", mean),
+        std=numbers(f"{option}std", std),
         size=None if sides is None else [int(side) for side in (sides * 2 if len(sides) == 1 else sides)],
     )
 

@@ -65,15 +65,27 @@ def compare(
     value: Annotated[
         str, typer.Option(metavar="KEY,...", help="What the matrix shows: r1, ers, ers_corrected, ars, …")
     ] = "r1,ers",
-    table: Annotated[str, typer.Option(help="runs, or entanglement (002 table 5)")] = "runs",
+    table: Annotated[
+        str, typer.Option(help="runs, columns (each attack, by protocol), strong, or entanglement (002 table 5)")
+    ] = "runs",
     out: Annotated[Path | None, typer.Option(help="Write it there instead")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Write the tables of these folders anew where a Markdown page has them")
+    ] = None,
 ) -> None:
     """Put runs side by side: a line each, or a matrix of two settings."""
     from ..report import compare as report
+    from ..report.into import TABLES, write_into
     from ..settings import check, nearest
 
-    tables = {"runs": report.runs_table, "entanglement": report.entanglement}
-    check(table in tables, f"no table {table!r}; {nearest(table, tables)}")
+    check(table in TABLES, f"no table {table!r}; {nearest(table, TABLES)}")
+    if into is not None:
+        alone = not (format or sort or matrix or out or table != "runs")
+        check(alone, "--into writes what the page itself asks for: leave the other options out")
+        count, problems = write_into(into, folders)
+        _warn(problems)
+        print(f"written: {into} ({count} table{'s' if count > 1 else ''})")
+        return
     page = format == "html" or (not format and out is not None and out.suffix.lower() in (".html", ".htm"))
     check(not page or (not matrix and table == "runs"), "a page shows the runs: leave out --matrix and --table")
     check(not page or out is not None, "a page is a file: say where with --out compare.html")
@@ -89,7 +101,7 @@ def compare(
         values = [key.strip() for key in value.split(",") if key.strip()]
         shown = report.matrix(entries, keys[0], keys[1], values)
     else:
-        shown = tables[table](entries)
+        shown = TABLES[table](entries)
     _show(shown.sorted_by(sort) if sort else shown, format, out)
 
 
@@ -98,7 +110,11 @@ def plot(
     folders: Folders,
     out: Annotated[Path, typer.Option(help="The figure: .png, .pdf or .svg")],
     what: Annotated[
-        str, typer.Option(help="curves, collapse, shift, hardness, active, or columns of metrics.jsonl by name")
+        str,
+        typer.Option(
+            help="curves, collapse, shift, hardness, active, columns of metrics.jsonl by name; or rows (R@1 against "
+            "ERS, with print) or cost (ERS against training cost)"
+        ),
     ] = "curves",
     against: Annotated[
         str, typer.Option(metavar="KEY", help="Instead: R@1 and ERS against this setting, such as defence.beta")
@@ -107,11 +123,15 @@ def plot(
 ) -> None:
     """Draw several runs in one figure."""
     from ..report.plots import plot_against, plot_epochs
+    from ..report.scatter import SCATTERS
     from ..settings import check
 
     check(what != "entanglement", "entanglement is a table: anchorhold compare DIR --table entanglement")
     entries = _entries(folders)
-    written = plot_against(entries, against, out, series) if against else plot_epochs(entries, what, out)
+    if against:
+        written = plot_against(entries, against, out, series)
+    else:
+        written = SCATTERS[what](entries, out) if what in SCATTERS else plot_epochs(entries, what, out)
     print(f"written: {written}")
 
 
@@ -214,7 +234,7 @@ def _show(table: "Table", format: str = "", out: Path | None = None) -> None:
 
     ending = {".md": "markdown", ".csv": "csv"}.get("" if out is None else out.suffix.lower(), "text")
     wide = get_terminal_size().columns if out is None and sys.stdout.isatty() else None
-    text = render(table, format or ending, wide)
+    text = render(table, format or ending, wide, Path() if out is None else out.parent)
     if out is None:
         print(text)
         return

@@ -1,12 +1,37 @@
-"""verify and algorithm1."""
+"""verify and algorithm1, and what `audit` says of a strong one."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .app import Crop, Data, Device, Eps, Mean, Resize, Root, Size, Std, app, number
+from .app import Crop, Data, Device, Eps, Mean, Resize, Root, Size, Std, app, number, numbers
 from .audit import _data, _model, _slug
+
+
+def second_model(spec: str, own: tuple[str, str], victims: tuple[str, str], size: str) -> Any:
+    """The surrogate, with a mean and std of its own: as given, as it knows them, or else the victim's."""
+    from ..model.embedder import Embedder
+    from ..model.victim import Victim, wrap
+
+    model = _model(spec, *own, size, "--surrogate-")
+    known = not isinstance(model, Victim) or model.mean is not None or isinstance(model.module, Embedder)
+    if known or not any(victims):
+        return model
+    mean, std = (numbers(option, text) for option, text in zip(("--mean", "--std"), victims))
+    return wrap(model.module, mean=mean, std=std, size=model.size, output=model.output, unit=model.unit)
+
+
+def print_tables(audit: Mapping[str, Any]) -> None:
+    """What each member of the ensemble left, and what is left of it in files."""
+    from ..auditing.strong import tables_of
+
+    for title, rows in tables_of(audit).items():
+        wide = [max(map(len, column)) + 2 for column in zip(*rows)]
+        print(f"\n{title}")
+        for row in rows:
+            print(f"{row[0]:{wide[0]}}" + "".join(f"{each:>{space}}" for each, space in zip(row[1:], wide[1:])))
 
 
 @app.command()
@@ -21,7 +46,7 @@ def verify(
     device: Device = "auto",
 ) -> None:
     """Check the perturbed images of a published strong audit, without attacking: seconds."""
-    from ..auditing.receipts import verify as check_receipts
+    from ..auditing.verifying import verify as check_receipts
     from ..console import Console
     from ..errors import RunError
 

@@ -126,8 +126,11 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
 
 
 def _finished(path: Path) -> None:
+    from ..ranks import Ranks, started
     from ..record import Run
 
+    if not Ranks(*started()).first:  # it may not see the folder
+        return
     final = Run(path).read_json().get("final", {})
     epochs = "1 epoch" if final.get("epoch") == 1 else f"{final.get('epoch')} epochs"
     lines = {

@@ -60,11 +60,12 @@ def _singles(split: Split) -> list[str]:
     return [f"{have} one image only in {split.name}, which no other image can match: {some(lonely)}."]
 
 
-def folder_split(root: str | Path, name: str = "folder") -> tuple[Split, tuple[str, ...]]:
-    """All images of a folder of class folders as one split, and notes about it."""
+def folder_split(root: str | Path, name: str = "folder", asks: bool = False) -> tuple[Split, tuple[str, ...]]:
+    """All images of a folder of class folders as one split, and notes about it; what only `asks` may be one class."""
     by_class, notes = images_by_class(Path(root).expanduser())
     split = _split_of(name, Path(root).expanduser(), by_class, sorted(by_class))
-    check_classes(split)
+    if not asks:
+        check_classes(split)
     return split, (*notes, *_singles(split))
 
 
@@ -136,13 +137,17 @@ def _csv(root: Path | None, seed: int) -> Dataset:
     return Dataset("csv", *splits, (*notes, *_singles(splits[0]), *_singles(splits[1])))
 
 
-def csv_split(root: str | Path) -> tuple[Split, tuple[str, ...]]:
-    """What a CSV has to be scored on: its test, or query and gallery, or all where it names no splits; and notes."""
+def csv_split(root: str | Path, asks: bool = False) -> tuple[Split, tuple[str, ...]]:
+    """What a CSV has to be scored on: its test, or query and gallery, or all where it names no splits; and notes.
+
+    What only `asks` may be of one class.
+    """
     root = Path(root).expanduser()
     whole, parts = _read_csv(root)
     if parts is not None:
         whole = replace(whole.keep(torch.tensor([part != "train" for part in parts])), name="csv/test")
-    check_classes(whole.gallery)
+    if not asks:
+        check_classes(whole.gallery)
     names = len(whole.classes)
     all_of_it = f"all {names} classes of {root} are audited; leave out what the model was trained on"
     return whole, (*(() if parts is not None else (all_of_it,)), *_singles(whole))

@@ -26,6 +26,7 @@ class Split:
     images: Tensor | None = None
     root: Path | None = None  # where `paths` start: names in messages and in the fingerprint are relative to it
     queries: Tensor | None = None  # a mask of those that only ask, the others are the gallery; None: each asks all
+    asks: bool = False  # it is only asked of a gallery that lies elsewhere, so one class is enough
 
     def __post_init__(self) -> None:
         if (self.paths is None) == (self.images is None):
@@ -71,7 +72,8 @@ class Split:
         return self if self.queries is None else self._side("gallery", ~self.queries)
 
     def _side(self, name: str, mask: Tensor) -> "Split":
-        return replace(self.keep(mask), name=f"{self.name.removesuffix('/test')}/{name}", queries=None)
+        asks = name == "query"
+        return replace(self.keep(mask), name=f"{self.name.removesuffix('/test')}/{name}", queries=None, asks=asks)
 
     def sample(self, index: int) -> str:
         """What to call one image in a message."""

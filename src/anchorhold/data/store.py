@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +14,8 @@ from torch.nn import functional
 
 from ..errors import DataError, SettingsError
 from ..random import Key
-from .datasets import Split
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from .decode import pixels_of, why_unreadable
+from .splits import Split
 
 __all__ = ["Decoded", "ResidentStore", "Store", "centre_crop", "crop_flip", "decode", "readable", "resident"]
 
@@ -56,7 +54,7 @@ def decode(
     size = _check_size(split, size)
     images = torch.empty((len(split), size, size, 3), dtype=torch.uint8)
     good, skipped = _read_all(split, size, images.numpy(), workers, on_bad_image, progress)
-    return Decoded(images, split) if good is None else Decoded(images[good], split.keep(good), skipped)
+    return Decoded(images, split) if good is None else Decoded(_compacted(images, good), split.keep(good), skipped)
 
 
 def readable(
@@ -96,11 +94,11 @@ def _read_all(
         bad = []
         for index in range(start, min(start + _CHUNK, total)):
             try:
-                pixels = _pixels(paths[index], size)
+                pixels = pixels_of(paths[index], size)
                 if rows is not None:
                     rows[index] = pixels
             except Exception as error:  # what a broken file makes Pillow raise is without end
-                bad.append((index, _reason(error)))
+                bad.append((index, why_unreadable(error)))
         return bad
 
     bad: dict[int, str] = {}
@@ -117,10 +115,11 @@ def _read_all(
     good = torch.ones(total, dtype=torch.bool)
     good[list(bad)] = False
     left = len(torch.unique(split.labels[good]))
-    alone = left < 2 and not split.name.endswith("query")  # queries of one class may be asked of a gallery of many
-    if alone or not left:
+    if left < (1 if split.asks else 2):  # queries of one class may be asked of a gallery of many
         cause = f" after {len(bad)} unreadable images were skipped, the first {skipped[0]}" if bad else ""
-        raise DataError(f"{split.name} has {left} classes left{cause}; it needs at least two")
+        raise DataError(
+            f"{split.name} has {left} classes left{cause}; it needs at least {'one' if split.asks else 'two'}"
+        )
     return (good if bad else None), skipped
 
 
@@ -130,65 +129,13 @@ def _unreadable(path: Path, reason: str) -> DataError:
     )
 
 
-def _reason(error: Exception) -> str:
-    from PIL import UnidentifiedImageError
-
-    if isinstance(error, UnidentifiedImageError):  # its own words repeat the path
-        return "not an image"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _pixels(path: Path, size: int) -> Any:
-    """One file as a (size, size, 3) array of bytes."""
-    import numpy as np
-    from PIL import Image
-
-    with Image.open(path) as file:
-        image = _rgb(_upright(file))
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(image)
-
-
-def _upright(image: "Image") -> "Image":
-    """The image as the camera was held; a broken EXIF block says nothing about that."""
-    from PIL import Image
-
-    image.load()  # first: some formats know their EXIF only then
-    try:
-        orientation = image.getexif().get(0x0112)
-    except Exception:
-        return image
-    turn = Image.Transpose
-    turns = {
-        2: turn.FLIP_LEFT_RIGHT,
-        3: turn.ROTATE_180,
-        4: turn.FLIP_TOP_BOTTOM,
-        5: turn.TRANSPOSE,
-        6: turn.ROTATE_270,
-        7: turn.TRANSVERSE,
-        8: turn.ROTATE_90,
-    }
-    return image.transpose(turns[orientation]) if orientation in turns else image
-
-
-def _rgb(image: "Image") -> "Image":
-    """8-bit RGB; alpha is dropped, as most training code does: a model must see what it was trained on."""
-    import numpy as np
-    from PIL import Image
-
-    if image.mode == "F":
-        raise ValueError("its pixels are floats of unknown range, save it with 8 bits")
-    if image.mode.startswith("I"):  # Pillow's own conversion would clip 16-bit grey at 255, to nearly all white
-        grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise ValueError("its pixels have more than 16 bits, save it with 8 bits")
-        return Image.fromarray((grey / 257).round().astype(np.uint8)).convert("RGB")
-    if image.mode in ("P", "PA"):  # a palette with transparency goes by RGBA, or Pillow warns
-        image = image.convert("RGBA")
-    return image if image.mode == "RGB" else image.convert("RGB")
+def _compacted(images: Tensor, good: Tensor) -> Tensor:
+    """The rows of a mask moved to the front, one by one: a second tensor could be more than there is room for."""
+    kept = good.nonzero().squeeze(1).tolist()
+    for place, row in enumerate(kept):
+        if place < row:
+            images[place] = images[row]
+    return images[: len(kept)]
 
 
 def _resized(images: Tensor, size: int | None) -> Tensor:

@@ -6,24 +6,24 @@ happens here: the frames are those of a store that holds them all, in the same o
 
 import mmap
 import os
-import signal
-import threading
-import time
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from multiprocessing import get_context
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import DataError, RunError
-from .store import _pixels, _reason
+from .decode import begin, fill, fill_shared
 
 __all__ = ["StreamStore", "cores", "memory_left"]
 
@@ -32,7 +32,8 @@ AHEAD = 4  # parts for each worker, decoded or waiting for it
 
 Part = tuple[list[Path], int, "Future[str] | None"]  # the files, their place in the memory (none: -1), who is at it
 
-_shared: Any = None  # in a worker: the memory it writes to, (parts, PART, size, size, 3); never set in the reader
+# Linux's fork is quick and asks nothing of the user's script; elsewhere a fork beside threads is not safe.
+START = "fork" if sys.platform == "linux" else "spawn"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +70,9 @@ class StreamStore:
                 yield frames.to(self.device, non_blocking=pin)
         except BrokenProcessPool:
             self.crew = None
+            guard = "" if START == "fork" else ", or for want of `if __name__ == '__main__':` around what a script does"
             raise RunError(
-                "a process that reads images died, most often for want of memory; "
+                f"a process that reads images died, most often for want of memory{guard}; "
                 f"try again with --set data.workers={max(self.workers // 2, 1)}"
             ) from None
         finally:
@@ -97,13 +99,13 @@ class StreamStore:
                 waiting.append((paths, -1, None))
                 return
             place = crew.free.pop()
-            waiting.append((paths, place, crew.pool.submit(_decode, place, paths, self.size)))
+            waiting.append((paths, place, crew.pool.submit(fill_shared, place, paths, self.size)))
 
     def _take(self, crew: Crew, part: Part, rows: Tensor) -> int:
         """Copy a part's images to where they belong, and say how many they are."""
         paths, place, future = part
         if future is None:
-            bad = _fill(rows.numpy(), paths, self.size)
+            bad = fill(rows.numpy(), paths, self.size)
         else:
             bad = future.result()
             rows[: len(paths)] = torch.from_numpy(crew.memory[place, : len(paths)])
@@ -118,46 +120,18 @@ def _hired(workers: int, size: int) -> Crew:
     from PIL import Image
 
     Image.init()  # what is loaded before the workers branch off they need not load
-    count = AHEAD * workers
-    # Not in /dev/shm, which containers keep small: memory that a process and its forks have in common.
-    memory = np.frombuffer(mmap.mmap(-1, count * PART * size * size * 3), np.uint8)
-    memory = memory.reshape(count, PART, size, size, 3)
-    pool = ProcessPoolExecutor(workers, get_context("fork"), _begin, (memory, os.getpid()))
+    context = get_context(START)
+    shape = (AHEAD * workers, PART, size, size, 3)
+    # Not in /dev/shm, which containers keep small: memory that a process and its forks have in common. Who does not
+    # branch off is handed a file that has no name any more.
+    room = prod(shape)
+    shared: Any = mmap.mmap(-1, room) if START == "fork" else context.RawArray("B", room)
+    pool = ProcessPoolExecutor(workers, context, begin, (shared, shape, os.getpid()))
     with warnings.catch_warnings():  # from 3.12 on Python warns of forks beside threads; these take no lock
         warnings.simplefilter("ignore", DeprecationWarning)
-        pool.submit(os.getpid)  # all of them branch off at the first
-    return Crew(pool, memory, list(range(count)))
-
-
-def _begin(memory: Any, reader: int) -> None:
-    """What a worker does first."""
-    global _shared
-    _shared = memory
-    # Ctrl-C goes to every process of a terminal; the reader ends its step and then its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_watch, args=(reader,), daemon=True).start()
-
-
-def _watch(reader: int) -> None:
-    """End with the reader, however it ends: a worker that waits for work would wait for ever."""
-    while os.getppid() == reader:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _decode(place: int, paths: list[Path], size: int) -> str:
-    return _fill(_shared[place], paths, size)
-
-
-def _fill(rows: Any, paths: list[Path], size: int) -> str:
-    """Put the images into their rows; what is wrong with the first bad one."""
-    for row, path in enumerate(paths):
-        try:
-            rows[row] = _pixels(path, size)
-        except Exception as error:  # what a broken file makes Pillow raise is without end
-            return f"cannot read {path}: {_reason(error)}"
-    return ""
+        for _ in range(workers):  # forks all branch off at the first, others one at a time
+            pool.submit(os.getpid)
+    return Crew(pool, np.frombuffer(shared, np.uint8).reshape(shape), list(range(shape[0])))
 
 
 def cores() -> int:
@@ -165,17 +139,45 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory_left() -> int:
-    """Bytes of host memory that could be used now, by the system's account and by that of the container."""
+def memory_left(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of host memory that could be used now: by the system's account, and by each limit that we live under."""
     try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         left = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):  # no Linux
-        left = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    group = Path("/sys/fs/cgroup")
+        left = _physical() // 2
+    return max(min([left, *_allowed(proc, groups)]), 0)
+
+
+def _physical() -> int:
     try:
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        held = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no container, or one without a limit
-        return left
-    return min(left, max(limit - used + int(held.get("inactive_file", 0)), 0))
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # nobody says
+        return 2**33
+
+
+def _allowed(proc: Path, groups: Path) -> Iterator[int]:
+    """What each control group leaves, from the process's own up to the root, of version 2 and of version 1.
+
+    A container may see its own group as the root, or be told a path that it cannot see: what is not there limits
+    nothing. Files that were read and can be dropped (inactive_file) are no use of memory.
+    """
+    try:
+        lines = [line.split(":", 2) for line in (proc / "self" / "cgroup").read_text().splitlines()]
+    except OSError:
+        lines = []
+    paths = {kind: path for _, kinds, path in (line for line in lines if len(line) == 3) for kind in kinds.split(",")}
+    for root, kind, names in (
+        (groups, "", ("memory.max", "memory.current", "inactive_file")),
+        (groups / "memory", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ):
+        own = PurePosixPath(paths.get(kind, "").lstrip("/"))
+        for level in (PurePosixPath(),) if ".." in own.parts else (own, *own.parents):
+            try:
+                limit, used = (int((root / level / name).read_text()) for name in names[:2])
+            except (OSError, ValueError):  # no such group, or one without a limit ("max")
+                continue
+            with suppress(OSError, ValueError):
+                held = dict(line.split() for line in (root / level / "memory.stat").read_text().splitlines())
+                used -= int(held.get(names[2], 0))
+            yield limit - used

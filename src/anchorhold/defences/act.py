@@ -43,8 +43,7 @@ def anti_collapse(step: Step, settings: ActSettings) -> Iterator[Tensor]:
     """Perturb positives and negatives towards each other and train with L_T against the clean anchors."""
     images = step.batch.images
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         chosen = step.mine(settings.sampler, clean, settings.window)
         pairs = torch.stack([chosen.positive, chosen.negative], dim=1)
         units = step.perturb(embed, images[pairs], collapse_pair(), settings)

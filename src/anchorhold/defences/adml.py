@@ -192,8 +192,7 @@ def adversarial_metric_learning(step: Step, settings: AdmlSettings) -> Iterator[
     """Attack tuples and train on all of them: l(x_1, x_2 + γρ(2, 1)) or l(x_1, x_2 + γρ(2, 1), x_3), 003 eq. 15, 16."""
     images, cuts = step.batch.images, (settings.lower or None, settings.upper or None)
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         chosen = step.mine(settings.sampler, clean, settings.margin, lower=cuts[0], upper=cuts[1], anchors="all")
         tuples = torch.stack([chosen.anchor, chosen.positive, chosen.anchor, chosen.negative], dim=1)
         moved, origins, tuples = FORMULATIONS[settings.formulation](step, settings, embed, clean, tuples)

@@ -74,7 +74,7 @@ def distil(step: Step, settings: DistilSettings) -> Iterator[Tensor]:
     if len(images) < 2:  # live BatchNorm has no statistics of one
         return
     with step.precision():
-        first = step.companion(images)
+        first = step.see(step.companion, images)
     step = replace(step, model=Through(step.model))
     with step.frozen() as features:
         units = step.perturb(features, images[:, None], raise_drift(first), settings)

@@ -94,8 +94,7 @@ def embedding_shifted(step: Step, settings: EstSettings) -> Iterator[Tensor]:
         # As published: the running statistics of live BatchNorm, which the ascent uses, follow clean batches too.
         seen = step.embed(images) if _has_live_batchnorm(step.model) else None
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         moved = _moved(step, embed, images, clean, settings)
     e = step.embed(moved)
     chosen = step.mine(settings.sampler, e.detach(), settings.margin)
@@ -109,8 +108,7 @@ def suppressed_shift(step: Step, settings: SesSettings) -> Iterator[Tensor]:
     """SES: L_T on clean images + w · mean d(e(x'), e(x)), with gradient through both embeddings."""
     images = step.batch.images
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         moved = _moved(step, embed, images, clean, settings)
     e, there = step.embed(torch.cat([images, moved])).chunk(2)
     chosen = step.mine(settings.sampler, e.detach(), settings.margin)
@@ -123,8 +121,7 @@ def revised_embedding_shifted(step: Step, settings: RestSettings) -> Iterator[Te
     """REST: mine on clean embeddings, move positives and negatives, and train with L_T(a, p', n')."""
     images = step.batch.images
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         chosen = step.mine(settings.sampler, clean, settings.window)
         others = torch.cat([chosen.positive, chosen.negative])
         moved = _moved(step, embed, images[others], clean[others], settings)

@@ -103,8 +103,7 @@ def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Te
     """Perturb the source triplets to their destination and train with L_T, and λ · L_ICS, on the result."""
     images = step.batch.images
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         source = step.mine(settings.source, clean, settings.margin)
         triplets = torch.stack([source.anchor, source.positive, source.negative], dim=1)
         before = hardness(*clean[triplets].unbind(1))

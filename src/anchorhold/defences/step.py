@@ -14,6 +14,7 @@ from ..model.graphed import Graphed
 from ..perturb.ascend import Budget, Objective, ascend
 from ..perturb.ball import Ball
 from ..random import Key
+from ..ranks import Ranks
 from ..settings import check
 from ..triplets import Anchors, Triplets, mine
 
@@ -67,17 +68,24 @@ class Step:
     companion: nn.Module | None = None  # what a defence trains or asks besides the model (`Defence.companion`)
     fast: bool = False  # whether the frozen view is compiled
     canary: bool = False  # whether this step's inner attack is made again, slowly, to be compared
-
     graphed: Graphed | None = None  # the model's forward pass in a form that holds one result at a time
+    ranks: Ranks = field(default_factory=Ranks)  # who computes this step together
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit vectors with gradient to the weights, in the run's precision."""
         once, self.graphed = self.graphed, None
+        mine = images[self.ranks.share(len(images))]
         if once is not None:
-            return once(images)
-        with self.precision():
-            out: Tensor = self.model(images)
-        return out
+            out = once(mine)
+        else:
+            with self.precision():
+                out = self.model(mine)
+        return self.ranks.gathered(out, len(images))
+
+    def see(self, network: Embed, images: Tensor) -> Tensor:
+        """What a network makes of the images, without gradient."""
+        with torch.no_grad():
+            return self.ranks.gathered(network(images[self.ranks.share(len(images))]), len(images))
 
     @contextmanager
     def frozen(self) -> Iterator[Embed]:
@@ -127,15 +135,19 @@ class Step:
         ids: Tensor | None = None,
     ) -> Tensor:
         """The units (U, V, C, H, W) where the inner attack leaves them; what it took goes into the log."""
-        key = self.key("start")
-        ascent = ascend(embed, units, objective, inner.ball, inner.budget, moves, key=key, ids=ids, embedded=embedded)
-        self.log("image_steps", float(ascent.image_steps))
-        if ascent.active:
-            self.log("active_first", ascent.active[0] / max(len(units), 1))
-            self.log("active_last", ascent.active[-1] / max(len(units), 1))
+        key, count = self.key("start"), len(units)
+        mine = self.ranks.share(count)
+        objective = objective.shared(self.ranks, count)
+        ids = torch.arange(count, device=units.device) if ids is None else ids
+        own, ids, known = units[mine], ids[mine], None if embedded is None else embedded[mine]
+        ascent = ascend(embed, own, objective, inner.ball, inner.budget, moves, key=key, ids=ids, embedded=known)
+        work, *active = self.ranks.sums(count, ascent.image_steps, *ascent.active[:1], *ascent.active[-1:])
+        self.log("image_steps", work)
+        for name, left in zip(("active_first", "active_last"), active):
+            self.log(name, left / max(count, 1))
         if self.canary and self.companion is None:  # what a companion sees is no embedding of the model
-            self.log("canary_gap", self._gap(units, ascent.images, objective, inner, moves, ids))
-        return ascent.images
+            self.log("canary_gap", self._gap(own, ascent.images, objective, inner, moves, ids))
+        return self.ranks.gathered(ascent.images, count)
 
     def _gap(
         self,

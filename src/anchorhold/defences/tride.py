@@ -186,8 +186,7 @@ def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
     members = MEMBERS[phase]
     share = settings.share(step.epoch, step.epochs) if settings.progressive else 1.0
     with step.frozen() as embed:
-        with torch.no_grad():
-            clean = embed(images)
+        clean = step.see(embed, images)
         chosen = step.mine("semihard", clean, settings.window_at(step.epoch, step.epochs))
         triplets = torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)
         before = clean[triplets]

@@ -1,6 +1,6 @@
 """embed(): a folder, a CSV or a tar of images becomes an index of vectors.
 
-Images are embedded in fixed blocks, and what a block gave is a file in `parts/`. Killed at any moment, the same call
+Images are embedded in fixed blocks, and what a block gave is a file of its own. Killed at any moment, the same call
 does the blocks that have none, and ends with the same bytes as one that was left alone.
 """
 
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..auditing.run import _repeatable, as_victim, living_on
+from ..auditing.run import as_victim
 from ..console import Report, Silent, duration
-from ..data.store import _pixels, _reason, centre_crop
-from ..device import device_named
+from ..data.decode import pixels_of, why_unreadable
+from ..data.store import centre_crop
+from ..device import device_named, living_on, repeatable
 from ..errors import AnchorholdError, DataError, Interrupted, ModelError
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
@@ -35,7 +36,7 @@ from .sources import Source, digest_of, shown, source_at
 __all__ = ["embed", "vectors_of"]
 
 _BATCHES = 4  # in a block: what a kill can cost at most
-_AHEAD = 2**28  # bytes of images that are decoded before they are needed
+_AHEAD = 2**28  # bytes of images that are held before they are needed, as they are packed and decoded
 
 
 def embed(
@@ -81,7 +82,7 @@ def embed(
         made_with |= {"batch": batch, "device": where.type, "version": __version__}  # for the last bit
         parts = Parts(out, images.items, made_with, _BATCHES * batch)
         begun = time.monotonic()
-        with living_on(victim, where), _repeatable(), frozen(victim) as view:
+        with living_on(victim, where), repeatable(), frozen(victim) as view:
             try:
                 _fill(parts, chunked(view, batch), victim, images, (wide, inner), batch, where, on_bad_image, report)
             except KeyboardInterrupt:
@@ -149,8 +150,7 @@ def _fill(
     if done and todo:
         report.say(f"{done:,} of {len(images.items):,} images were done before")
     with report.task("embedding", len(images.items), done) as advance:
-        ahead = min(parts.size, max(16, _AHEAD // (3 * sides[0] ** 2)))
-        frames = _decoded(images, lambda at: at // parts.size in todo, sides[0], ahead)
+        frames = _decoded(images, lambda at: at // parts.size in todo, sides[0], parts.size)
         try:
             for number in sorted(todo):
                 first, block = number * parts.size, parts.block(number)
@@ -184,25 +184,38 @@ def _fill(
 
 
 def _decoded(
-    images: Source, wanted: Callable[[int], bool], size: int, ahead: int
+    images: Source, wanted: Callable[[int], bool], size: int, most: int
 ) -> Generator[tuple[int, Any], None, None]:
-    """The number of each wanted image and its bytes (or the reason why there are none), in order, ahead of need."""
+    """The number of each wanted image and its bytes (or the reason why there are none), in order, ahead of need.
+
+    At most `most` of them, and `_AHEAD` bytes, but always one: what a tar gives is in memory before it is decoded.
+    """
 
     def pixels(what: Path | io.BytesIO) -> Any:
         try:
-            return _pixels(what, size).copy()  # type: ignore[arg-type]  # Pillow opens both
+            return pixels_of(what, size).copy()
         except Exception as error:  # what a broken file makes Pillow raise is without end
-            return shown(_reason(error))
+            return shown(why_unreadable(error))
 
-    waiting: deque[tuple[int, Future[Any] | str]] = deque()
+    waiting: deque[tuple[int, int, Future[Any] | str]] = deque()
+    held = 0
     threads = ThreadPoolExecutor(os.cpu_count())
+
+    def oldest() -> tuple[int, Any]:
+        nonlocal held
+        at, own, found = waiting.popleft()
+        held -= own
+        return at, found if isinstance(found, str) else found.result()
+
     try:
         for at, what in images.read(wanted):
-            waiting.append((at, images.items[at].problem if what is None else threads.submit(pixels, what)))
-            if len(waiting) > ahead:
-                first, found = waiting.popleft()
-                yield first, found if isinstance(found, str) else found.result()
-        for at, found in waiting:
-            yield at, found if isinstance(found, str) else found.result()
+            own = 3 * size**2 + (len(what.getbuffer()) if isinstance(what, io.BytesIO) else 0)
+            waiting.append((at, own, images.items[at].problem if what is None else threads.submit(pixels, what)))
+            held += own
+            del what
+            while len(waiting) > 1 and (len(waiting) > most or held > _AHEAD):
+                yield oldest()
+        while waiting:
+            yield oldest()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)

@@ -5,11 +5,10 @@
     ids.csv               id[,label], one row for each vector
     vectors.parquet       id[,label] and vector, where it was asked for
 
-`parts/` holds what is done while an index is being made.
+`.anchorhold-parts/` holds what is done while an index is being made.
 """
 
 import csv
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import torch
 from torch import Tensor, nn
 
 from ..auditing.run import as_victim
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
-from ..model.victim import Victim
+from ..model.victim import Victim, fingerprint_of
 from ..record import atomic
 
 __all__ = ["SCHEMA", "Index", "Named", "described", "need", "squares", "write_index", "write_parquet"]
@@ -61,11 +59,7 @@ class Named:
 def described(model: nn.Module) -> dict[str, Any]:
     """What a model is, with the digest of its weights that an audit names too."""
     inner = model.module if isinstance(model, Victim) else model
-    digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    about = {"kind": type(inner).__name__, "weights": digest.hexdigest()}
+    about = {"kind": type(inner).__name__, "weights": fingerprint_of(model)}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(config, dict) else {})
 
@@ -162,7 +156,7 @@ class Index:
         weights = described(model)["weights"]
         if weights != known["weights"]:
             raise ModelError(
-                f"{self.path} was made with the weights {known['weights']}, this model has {weights}: "
+                f"{self.path} was made with model {known['weights']}, this is {weights} in weights, mean, std or size: "
                 "their vectors cannot be compared; give the model that made it, or embed the images again"
             )
         return model

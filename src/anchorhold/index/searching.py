@@ -7,9 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..auditing.run import living_on
-from ..data.store import _pixels, _reason
-from ..device import device_named
+from ..data.decode import pixels_of, why_unreadable
+from ..device import device_named, living_on
 from ..errors import DataError
 from ..geometry import retrieve
 from ..model.frozen import frozen
@@ -81,11 +80,11 @@ def search(
 
 
 def _frame(path: Path, size: int) -> Tensor:
-    _, problem = problem_of(path)
+    *_, problem = problem_of(path)
     try:
-        pixels = None if problem else _pixels(path, size).copy()
+        pixels = None if problem else pixels_of(path, size).copy()
     except Exception as error:  # what a broken file makes Pillow raise is without end
-        problem = shown(_reason(error))
+        problem = shown(why_unreadable(error))
     if problem:
         raise DataError(f"cannot read {shown(str(path))}: {problem}; give an image file")
     return torch.from_numpy(pixels).unsqueeze(0)

@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.layouts import EXTENSIONS, some
@@ -29,11 +29,15 @@ _TORN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: what it is called, its label (or ""), its bytes, and why it cannot be read where that is known."""
+    """One image: what it is called, its label (or ""), its bytes, and why it cannot be read where that is known.
+
+    `stamp` changes where the image does: when it was written, and in a tar also where it begins.
+    """
 
     id: str
     label: str = ""
     size: int = 0
+    stamp: str = ""
     problem: str = ""
 
 
@@ -64,7 +68,7 @@ class Source:
                 if not _is_image(name, member):
                     continue
                 number = next(numbers, None)
-                if number is None or (self.items[number].id, self.items[number].size) != (name, member.size):
+                if number is None or replace(self.items[number], problem="") != _packed(name, member):
                     raise changed
                 if not wanted(number):
                     continue
@@ -93,22 +97,22 @@ def source_at(place: str | Path) -> Source:
     return found
 
 
-def problem_of(path: Path) -> tuple[int, str]:
-    """How many bytes a file has, and why it is no image; a pipe, for one, would be read for ever."""
+def problem_of(path: Path) -> tuple[int, str, str]:
+    """How many bytes a file has, its stamp, and why it is no image; a pipe, for one, would be read for ever."""
     try:
         found = path.stat()
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        return 0, getattr(error, "strerror", None) or str(error)
+        return 0, "", getattr(error, "strerror", None) or str(error)
     if not stat.S_ISREG(found.st_mode):
-        return 0, "not a file"
-    return found.st_size, "" if found.st_size else "the file is empty"
+        return 0, "", "not a file"
+    return found.st_size, str(found.st_mtime_ns), "" if found.st_size else "the file is empty"
 
 
 def digest_of(items: Sequence[Item]) -> str:
-    """A short hash of what the items are called and how long they are; the bytes are not read a second time."""
+    """A short hash of what the items are called, how long they are and when they were written; no bytes are read."""
     digest = hashlib.blake2b(digest_size=8)
     for item in items:
-        digest.update(f"{item.id}\0{item.label}\0{item.size}\0".encode("utf-8", "surrogateescape"))
+        digest.update(f"{item.id}\0{item.label}\0{item.size}\0{item.stamp}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
@@ -217,7 +221,7 @@ def _tar(path: Path) -> Source:
                 raise DataError(f"{path} has {shown(name)} twice; pack it again with one of them")
             seen.add(name)
             problem = "" if 0 < member.size <= _MOST else "larger than 1 GiB" if member.size else "the file is empty"
-            items.append(Item(name, "", member.size, problem))
+            items.append(replace(_packed(name, member), problem=problem))
     notes = (f"{len(links)} links in {path.name} are not followed: {shown(some(links))}.",) if links else ()
     return Source(path, tuple(items), None, notes=notes)
 
@@ -254,6 +258,10 @@ def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.Ta
             )
         yield name, member
         tar.members = []  # type: ignore[attr-defined]  # a stream never goes back, and a million of them are a gigabyte
+
+
+def _packed(name: str, member: tarfile.TarInfo) -> Item:
+    return Item(name, "", member.size, f"{member.mtime}@{member.offset}")
 
 
 def _is_image(name: str, member: tarfile.TarInfo) -> bool:

@@ -3,6 +3,8 @@
 `named.load_model` finds a model by what stands on the command line; `chunked` makes a batch fit into memory.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,7 +17,7 @@ from ..errors import ModelError, SettingsError
 from ..geometry import unit as on_sphere
 from ..settings import nearest
 
-__all__ = ["Size", "Victim", "wrap"]
+__all__ = ["Size", "Victim", "fingerprint_of", "wrap"]
 
 Size = int | Sequence[int]
 
@@ -158,6 +160,21 @@ def wrap(
     """
     victim = Victim(module, mean, std, size, output, unit)
     return victim.to(device or _home(module)[0] or "cpu")
+
+
+def fingerprint_of(model: nn.Module) -> str:
+    """A hash of a model's kind and weights, and of what `wrap` does around them: vectors of two may be compared."""
+    inner = model.module if isinstance(model, Victim) else model
+    digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
+    for name, tensor in sorted(model.state_dict().items()):  # mean and std are among them
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    if isinstance(model, Victim):
+        around = {"size": (model.size, None), "output": (model.output, None), "unit": (model.unit, True)}
+        # Only what is not as usual, so that a plain wrap keeps the name it had.
+        unusual = {name: value for name, (value, usual) in around.items() if value != usual}
+        digest.update(json.dumps(unusual).encode() if unusual else b"")
+    return digest.hexdigest()
 
 
 def _home(module: nn.Module) -> tuple[torch.device | None, torch.dtype | None]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import DataError, SettingsError
 from ..random import Key
+from ..ranks import Ranks
 from ..settings import check, nearest
 from .ball import Ball, Region
 from .gradient import Climb, adapt
@@ -54,6 +55,26 @@ class Objective:
             done.ndim == 0 or not self.coupled, "a coupled objective ends for the whole batch: `done` gives one truth"
         )
         return done.expand(len(positions))
+
+    def shared(self, ranks: Ranks, count: int) -> "Objective":
+        """The same for this rank's share of `count` units, whose positions are counted from its first.
+
+        Where units are coupled, every rank sees them all, and its gradient is of its own.
+        """
+        if not ranks.splits(count):
+            return self
+        first = ranks.share(count).start
+
+        def of(goal: Goal | None) -> Goal | None:
+            if goal is None:
+                return None
+            if self.coupled:
+                return lambda e, at: goal(ranks.gathered(e, count), torch.arange(count, device=at.device))
+            return lambda e, at: goal(e, at + first)
+
+        value = of(self.value)
+        assert value is not None
+        return Objective(value, of(self.done), of(self.first), self.coupled)
 
 
 @dataclass(frozen=True)

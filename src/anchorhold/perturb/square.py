@@ -64,7 +64,8 @@ def square(
         return key(name, query).uniform(ids[who], shape) < 0.5
 
     def seen(x: Tensor, who: Tensor) -> tuple[Tensor, Tensor | None]:
-        e = embed(x)[:, None]
+        # Convolutions in half precision want channels that lie together, and would copy at every layer.
+        e = embed(x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x)[:, None]
         return objective.value(e, who).double(), objective.met(e, who)
 
     level, met = seen(clean, positions) if count else (clean.new_zeros(0, dtype=torch.float64), None)

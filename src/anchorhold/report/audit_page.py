@@ -8,6 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..attacks import goal_named
+from ..auditing.strong import tables_of
 from ..auditing.verdict import NOT_PERCENT, fraction
 from ..errors import AnchorholdError
 from ..scores import ARS_COLUMNS
@@ -217,6 +218,7 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
         outcomes=outcomes,
         bars={protocol: bars_of(outcome) for protocol, outcome in outcomes.items()},
         curve=_curve(audit.get("curve")),
+        strong=tables_of(audit),
         gallery=images,
         mild=MILD,
         facts={key: _plain(key, value) for key, value in s.items()} | _origin(audit),

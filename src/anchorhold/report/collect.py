@@ -2,20 +2,26 @@
 
 A folder with a run.json is a run, one with an audit.json an audit. An audit belongs to the run whose folder it lies
 in; one that lies elsewhere to the run after which its folder is called (audits/hm-cub to runs/hm), provided that
-model and R@1 agree. Only an audit on the run's own test images is shown with it: any other is a line of its own.
+model and R@1 agree. Only an audit on the run's own test images is shown with it: any other is a line of its own. Of
+several the one that attacks most images counts, and beside it one strong audit.
+
+A run repeats the row of print that its run.json names under `row`; for a run that names none, rows.toml in the folder
+around it may: lines such as hm-lga-75 = "001/t6/cub/hm-lga-8".
 """
 
 import json
 import math
 import os
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..auditing.verdict import SCHEMA as AUDIT_SCHEMA
-from ..errors import RunError
+from ..errors import RunError, SettingsError
 from ..record import Run
+from ..rows import row_named
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
@@ -46,6 +52,9 @@ class Entry:
     rows: tuple[Mapping[str, Any], ...] = ()  # metrics.jsonl
     audit: Mapping[str, Any] | None = None
     name: str = ""
+    audit_at: Path | None = None  # the folder of the audit
+    strong: "Entry | None" = None  # a strong audit of the run that is not `audit`
+    row: str = ""  # the row of print that it repeats
 
     def setting(self, key: str) -> Any:
         """A setting by its dotted name, or one of the defence by its own; None where the run has none such."""
@@ -57,6 +66,12 @@ class Entry:
         """The last value of a column of metrics.jsonl."""
         values = (number(row.get(column)) for row in reversed(self.rows))
         return next((value for value in values if value is not None), None)
+
+    @property
+    def strongest(self) -> "Entry | None":
+        """The strong audit, be it one beside the other or both in one."""
+        own = self if isinstance(dig(self.audit, "protocols", "strong"), Mapping) else None
+        return self.strong or own
 
     @property
     def epoch(self) -> int | None:
@@ -139,7 +154,7 @@ def collect(folders: Iterable[str | Path]) -> Found:
                     problems.append(f"left out: {error}")
         if (path / "shards").is_dir() and not (path / "audit.json").is_file():
             problems.append(f"left out: {path}, an audit that has not come to its end")
-    entries = _paired(runs, audits, problems)
+    entries = _paired(_with_rows(runs, problems), audits, problems)
     if not entries:
         why = problems[0] if problems else "there is no run.json and no audit.json in these folders"
         raise RunError(f"nothing to compare: {why}; give folders with runs or audits")
@@ -178,7 +193,22 @@ def read_run(path: Path) -> Entry:
         rows = run.metrics()
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path / 'metrics.jsonl'}: {error}") from None
-    return Entry(path, info, tuple(row for row in rows if isinstance(row, Mapping)))
+    kept = tuple(row for row in rows if isinstance(row, Mapping))
+    return Entry(path, info, kept, row=str(info.get("row") or ""))
+
+
+def _with_rows(runs: Sequence[Entry], problems: list[str]) -> list[Entry]:
+    """Runs that name no row, with the one that rows.toml names beside them."""
+    known: dict[Path, str] = {}
+    for file in {run.path.parent / "rows.toml": None for run in runs}:
+        try:
+            lines = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            known |= {file.parent / name: row_named(str(row)).id for name, row in lines.items()}
+        except (OSError, ValueError) as error:
+            problems.append(f"left out: {file}, which cannot be read ({error})")
+        except SettingsError as error:
+            problems.append(f"left out: {file}, since there is {error}")
+    return [run if run.row else replace(run, row=known.get(run.path, "")) for run in runs]
 
 
 def read_audit(path: Path) -> dict[str, Any]:
@@ -196,7 +226,7 @@ def read_audit(path: Path) -> dict[str, Any]:
 
 
 def _audit(path: Path) -> Entry:
-    return Entry(path, {}, audit=read_audit(path))
+    return Entry(path, {}, audit=read_audit(path), audit_at=path)
 
 
 # Which audit is whose ---------------------------------------------------------------------------------------
@@ -217,10 +247,14 @@ def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str])
     pairs = []
     for run in runs:
         found = sorted(theirs.get(run.path, []), key=_attacked, reverse=True)
+        strong = next((each for each in found if each.strongest), None)
+        strong = None if strong in found[:1] else strong
         problems += [
-            f"left out: {each.path}, since {found[0].path} attacks as many images or more" for each in found[1:]
+            f"left out: {each.path}, since {found[0].path} attacks as many images or more"
+            for each in found[1:]
+            if each is not strong
         ]
-        pairs.append(replace(run, audit=found[0].audit) if found else run)
+        pairs.append(replace(run, audit=found[0].audit, audit_at=found[0].path, strong=strong) if found else run)
     return pairs + alone
 
 

@@ -1,7 +1,7 @@
-"""Runs side by side: a line for each, a matrix of two settings, and how entangled their classes are.
+"""Runs side by side: a line for each, or a matrix of two settings.
 
-`VALUES` says what can be asked of a run. ERS comes in both protocols; ARS as print computes it (published, from
-print's constants) and from what was measured (corrected).
+`VALUES` says what can be asked of a run. ERS comes in both protocols, and from a strong audit where there is one; ARS
+as print computes it (published, from print's constants) and from what was measured (corrected).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,18 +12,20 @@ from ..errors import RunError
 from ..settings import check, nearest
 from .collect import Entry, dig, number
 from .methods import LETTERS, method_of
-from .tables import Cell, Column, Estimate, Mean, Table, plain
+from .printed import BAND, ars_of, departures, rerun_of, row_of, verdict
+from .tables import Cell, Column, Estimate, Link, Mean, Table, plain
 
 __all__ = [
     "COLLAPSE",
     "VALUES",
     "check_setting",
     "column_of",
-    "entanglement",
     "judged",
     "leaves",
     "matrix",
+    "method_cell",
     "runs_table",
+    "score_in",
     "setting_order",
     "value_of",
 ]
@@ -50,15 +52,23 @@ def _clean(printed: str, logged: str) -> Callable[[Entry], Cell]:
     return of
 
 
-def _score(protocol: str, *place: str) -> Callable[[Entry], Cell]:
-    """A score with its interval; a collapsed model has none worth the name, since ERS rates it at about 30."""
+def score_in(audit: Mapping[str, Any] | None, protocol: str, score: str) -> Estimate | None:
+    """ers or ars of a protocol with its interval; published ARS is from print's constants, others are measured."""
+    place = [score] if score == "ers" else [score, "constants" if protocol == "published" else "measured"]
+    found = dig(audit, "protocols", protocol, *place)
+    value = number(dig(found, "value"))
+    return None if value is None else Estimate(value, number(dig(found, "low")), number(dig(found, "high")))
+
+
+def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
+    """A score of a run; a collapsed model has none worth the name, since ERS rates it at about 30."""
 
     def of(entry: Entry) -> Cell:
-        if entry.collapsed:
+        audit = dict(entry.strongest.audit or {}) if protocol == "strong" and entry.strongest else entry.audit
+        # Few runs have a strong audit: a collapse is said where there is a column for it anyway.
+        if entry.collapsed and (protocol != "strong" or entry.strongest):
             return COLLAPSE
-        found = dig(entry.audit, "protocols", protocol, *place)
-        value = number(dig(found, "value"))
-        return None if value is None else Estimate(value, number(dig(found, "low")), number(dig(found, "high")))
+        return score_in(audit, protocol, score)
 
     return of
 
@@ -75,8 +85,9 @@ VALUES: dict[str, Value] = {
         _value("map_r", "mAP@R", _clean("mAP@R", "map_r"), spare=True),
         _value("ers_published", "ERS publ.", _score("published", "ers")),
         _value("ers_corrected", "ERS corr.", _score("corrected", "ers")),
-        _value("ars_published", "ARS publ.", _score("published", "ars", "constants"), span=False, spare=True),
-        _value("ars_corrected", "ARS corr.", _score("corrected", "ars", "measured"), span=False, spare=True),
+        _value("ers_strong", "ERS strong", _score("strong", "ers")),
+        _value("ars_published", "ARS publ.", _score("published", "ars"), span=False, spare=True),
+        _value("ars_corrected", "ARS corr.", _score("corrected", "ars"), span=False, spare=True),
         _value(
             "seconds",
             "seconds",
@@ -88,22 +99,78 @@ VALUES: dict[str, Value] = {
         _value(
             "image_steps", "image-steps", lambda e: number(e.info.get("image_steps")), 0, thousands=True, spare=True
         ),
+        _value("audit_seconds", "audit s", lambda e: number(dig(e.audit, "seconds")), 0, thousands=True, spare=True),
     )
 }
 
+
+def method_cell(entry: Entry) -> Cell:
+    """What the papers call its defence; nothing is known of an audit alone."""
+    return method_of(dig(entry.info, "settings", "defence")) if entry.info else None
+
+
+def _name(entry: Entry) -> Cell:
+    file = "run.json" if entry.info else "audit.json"
+    return Link(entry.name, entry.path / file)
+
+
+def _batch(entry: Entry) -> Cell:
+    kind, pairs, classes, instances = (
+        entry.setting(f"batch.{key}") for key in ("kind", "pairs", "classes", "instances")
+    )
+    if kind is None:
+        return None
+    return f"{pairs} pairs" if kind == "pairs" else f"{classes} × {instances}"
+
+
+def _printed(column: str, rerun: bool = False) -> Callable[[Entry], Cell]:
+    def of(entry: Entry) -> Cell:
+        row = row_of(entry)
+        row = rerun_of(row) if rerun and row is not None else row
+        return None if row is None else ars_of(row) if column == "ARS" else row.printed.get(column)
+
+    return of
+
+
+def _verdict(entry: Entry) -> Cell:
+    row = row_of(entry)
+    if row is None or not entry.finished:
+        return None
+    r1, ers = (judged(entry, key) for key in ("r1", "ers_published"))
+    if r1 == COLLAPSE:
+        return COLLAPSE
+    numbers = [None if cell is None or isinstance(cell, str) else plain(cell) for cell in (r1, ers)]
+    return verdict(row, numbers[0], numbers[1], bool(departures(entry, row)))
+
+
 _ABOUT = (
-    _value("name", "run", lambda e: e.name),
-    _value("method", "method", lambda e: method_of(dig(e.info, "settings", "defence")) if e.info else None),
+    _value("name", "run", _name),
+    _value("method", "method", method_cell),
     _value("steps", "η", lambda e: number(e.setting("steps")), 0),
     _value("data", "data", lambda e: dig(e.info, "data", "name") or dig(e.audit, "data", "query", "name")),
     _value("epochs", "epochs", lambda e: e.epoch, 0, spare=True),
+    _value("batch", "batch", _batch, spare=True),
     _value("seed", "seed", lambda e: number(e.setting("train.seed")), 0, spare=True),
 )
+_PRINT = (
+    _value("print_r1", "R@1 print", _printed("R@1"), spare=True),
+    _value("print_ers", "ERS print", _printed("ERS"), spare=True),
+    _value("print_ars", "ARS print", _printed("ARS"), spare=True),
+    _value("rerun_r1", "R@1 rerun", _printed("R@1", rerun=True), spare=True),
+    _value("rerun_ers", "ERS rerun", _printed("ERS", rerun=True), spare=True),
+    _value("verdict", "print's row", _verdict),
+)
+_END = (
+    _value("commit", "commit", lambda e: str(e.info.get("commit") or "") or None, spare=True),
+    _value("status", "status", lambda e: e.status),
+)
+_COST = ("seconds", "image_steps", "audit_seconds")
 
 
 def runs_table(entries: Sequence[Entry]) -> Table:
-    """One line for each run: what it is, how good, how robust, what it took, how it ended."""
-    values = (*_ABOUT, *VALUES.values(), _value("status", "status", lambda e: e.status))
+    """One line for each run: what it is, how good, how robust, what print has, what it took, how it ended."""
+    scores, cost = ([v for key, v in VALUES.items() if (key in _COST) == costs] for costs in (False, True))
+    values = (*_ABOUT, *scores, *_PRINT, *cost, *_END)
     rows = tuple(tuple(value.of(entry) for value in values) for entry in entries)
     return Table(tuple(value.column for value in values), rows, tuple(_notes(entries)))
 
@@ -116,6 +183,34 @@ def _notes(entries: Sequence[Entry]) -> Iterator[str]:
     if len(attacks) > 1:
         each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
         yield f"the audits attack differently, so their scores cannot be compared: {each}"
+    fewer = [entry for entry in entries if entry.strong]
+    if fewer:
+        counts = "; ".join(f"{e.name} {_count(e.strong)} (the others {_count(e)})" for e in fewer)
+        yield f"ERS strong is from another audit, over so many queries: {counts}"
+    yield from _notes_on_print(entries)
+
+
+def _notes_on_print(entries: Sequence[Entry]) -> Iterator[str]:
+    repeated = [(entry, row) for entry in entries if (row := row_of(entry)) is not None]
+    if repeated:
+        yield (
+            f"reproduced: R@1 within {BAND['R@1']:g} points and ERS published within {BAND['ERS']:g} of print, or of "
+            "the rerun in paper 000; within: so too, but with other settings than the row's"
+        )
+    others = {entry.name: departures(entry, row) for entry, row in repeated}
+    if any(others.values()):
+        each = "; ".join(f"{name} ({', '.join(found)})" for name, found in others.items() if found)
+        yield f"other settings than the row's: {each}"
+    for entry, row in repeated:
+        if row.printed.get("init"):
+            start = str(entry.setting("model.weights") or "none").replace("\\", "/").split("/")[-1]
+            eps = f"{row.printed['init']:g}/255"
+            yield f"{entry.name} starts from {start}; print from weights made robust against {eps}"
+
+
+def _count(audit: Entry | None) -> str:
+    counts = dig(audit.audit, "data", "attacked") if audit else None
+    return f"{counts[0]:,}" if isinstance(counts, list) and counts and number(counts[0]) is not None else "?"
 
 
 def _attack(audit: Mapping[str, Any]) -> str:
@@ -229,39 +324,3 @@ def _mean(cells: Sequence[Cell]) -> Cell:
         return Mean(sum(known) / len(known), len(known), len(cells))
     collapsed = sum(cell == COLLAPSE for cell in cells)
     return None if not collapsed else COLLAPSE if len(cells) == 1 else f"{COLLAPSE} ({collapsed})"
-
-
-# Entanglement -----------------------------------------------------------------------------------------------
-
-
-def entanglement(entries: Sequence[Entry]) -> Table:
-    """Distances between and within classes and their ratio d_intra / d_inter (002 table 5), at the end of each run.
-
-    Made from the logged columns `inter_distance` and `intra_distance` where a run has them. Else from the mean
-    distance d̄ over all pairs of a clean batch (`mean_distance`) and the separability s = (d_inter − d_intra) / d̄:
-    nearly all pairs are of two classes, so d̄ stands for d_inter and d̄·(1 − s) for d_intra. With a share q of pairs
-    within a class (1 % on CUB, a fifth on digits) both are too small, by q·s·d̄, and where s ≥ 1 nothing can be told.
-    """
-    runs = [entry for entry in entries if entry.info]
-    if not runs:
-        raise RunError("entanglement is read from the logs of runs, and there are audits only; give run folders")
-    columns = (
-        *(Column(key, head) for key, head in (("name", "run"), ("data", "data"))),
-        *(Column(key, f"{key}-class", 3) for key in ("inter", "intra")),
-        Column("entanglement", "entanglement", 2),
-        Column("attention", "λ"),
-        Column("status", "status"),
-    )
-    rows, guessed = [], []
-    for entry in runs:
-        inter, intra = entry.last("inter_distance"), entry.last("intra_distance")
-        if inter is None or intra is None:
-            inter, apart = entry.last("mean_distance"), entry.last("separability")
-            intra = inter * (1 - apart) if inter is not None and apart is not None and apart < 1 else None
-            guessed.append(entry.name)
-        ratio = intra / inter if intra is not None and inter else None
-        λ = number(entry.setting("attention"))
-        rows.append((entry.name, dig(entry.info, "data", "name"), inter, intra, ratio, λ, entry.status))
-    notes = ["mean distances of clean training images after the last epoch"]
-    notes += [f"from d̄ and separability, too small where classes are few: {', '.join(guessed)}"] if guessed else []
-    return Table(columns, tuple(rows), tuple(notes))

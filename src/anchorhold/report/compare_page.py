@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import SettingsError
-from ..rows import Row, row_named, rows
+from ..rows import Row, rows
 from .charts import Axis, Point, Series, chart, key
 from .collect import Entry, dig, number
 from .compare import runs_table, value_of
 from .page import cut, fixed, write_page
+from .printed import row_of
 from .tables import Cell, Column, Estimate, plain, used, written
 
 if TYPE_CHECKING:
@@ -123,9 +123,7 @@ def _score(entry: Entry, asked: str) -> Estimate | None:
 
 def _in_print(entry: Entry) -> str:
     """What the row that a run repeats has in print."""
-    try:
-        printed = row_named(str(entry.info["row"])).printed if entry.info.get("row") else {}
-    except SettingsError:  # of another version
-        return ""
+    row = row_of(entry)
+    printed = {} if row is None else row.printed
     known = [f"{name} {printed[name]:.1f}" for name in ("R@1", "ERS") if name in printed]
     return f"; its row in print: {', '.join(known)}" if known else ""

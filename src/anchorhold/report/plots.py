@@ -4,7 +4,7 @@ matplotlib is an extra and is imported inside the functions. Every run has a col
 colour vision can tell apart (Okabe and Ito's) and a line style of its own; a star is a collapse, as in 002 figure 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = "osD^vPX"
 _HIGH = 3.2  # inches, the legend apart
+_DPI = 160
 _FORMATS = (".png", ".pdf", ".svg")
 _STAR: dict[str, Any] = {"marker": "*", "markersize": 13, "markeredgecolor": "black", "markeredgewidth": 0.6}
 
@@ -155,13 +156,13 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
     return kept
 
 
-def _figure(panels: int) -> tuple["Figure", list["Axes"]]:
+def _figure(panels: int, wide: float = 4.2, high: float = _HIGH) -> tuple["Figure", list["Axes"]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     # Without pyplot: nothing global is touched, and no display is needed.
-    figure = Figure(figsize=(4.2 * panels, _HIGH), layout=ConstrainedLayoutEngine(w_pad=0.12))
+    figure = Figure(figsize=(wide * panels, high), layout=ConstrainedLayoutEngine(w_pad=0.12))
     FigureCanvasAgg(figure)
     axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
     for axis in axes:
@@ -199,15 +200,27 @@ def _drawn(text: str, width: int = 40) -> str:
     return shortened(one_line(text), width).replace("$", r"\$")
 
 
-def _save(figure: "Figure", axes: list["Axes"], names: Sequence[tuple[dict[str, Any], str]], out: Path) -> Path:
+def _save(
+    figure: "Figure",
+    axes: list["Axes"],
+    names: Sequence[tuple[dict[str, Any], str]],
+    out: Path,
+    last: Callable[[], None] | None = None,
+) -> Path:
+    """Add the legend and write the figure; `last` is called when everything has its place."""
     from matplotlib.lines import Line2D
 
     if names:
         lines = [Line2D([], [], **look) for look, _ in names]
         labels = [_drawn(name) for _, name in names]
-        columns = max(1, int(55 * len(axes) / (8 + max(map(len, labels)))))  # as many as there is room for
-        figure.set_figheight(_HIGH + 0.2 * -(-len(labels) // columns))
+        room = 13 * figure.get_figwidth()  # letters
+        columns = max(1, min(len(labels), int(room / (8 + max(map(len, labels))))))
+        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
         figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    if last is not None:
+        figure.set_dpi(_DPI)  # letters are measured as they will be drawn
+        figure.draw_without_rendering()
+        last()
     with atomic(out) as temporary:
-        figure.savefig(temporary, dpi=160, format=out.suffix[1:].lower())
+        figure.savefig(temporary, dpi=_DPI, format=out.suffix[1:].lower())
     return out

@@ -1,14 +1,16 @@
 """One table, three ways to write it: text for the terminal, Markdown, CSV.
 
-Text and Markdown round, leave out columns that hold nothing, and end with the notes. CSV holds every column and
-every digit; the ends of an interval and the number of runs behind a mean are columns of their own there.
+Text and Markdown round, leave out columns that hold nothing, and end with the notes; Markdown has links. CSV holds
+every column and every digit; the ends of an interval and the number of runs behind a mean are columns there.
 """
 
 import csv
 import io
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from ..settings import check, nearest
 
@@ -16,6 +18,7 @@ __all__ = [
     "Cell",
     "Column",
     "Estimate",
+    "Link",
     "Mean",
     "Table",
     "called",
@@ -44,6 +47,17 @@ class Mean:
     value: float
     count: int
     total: int
+
+
+class Link(str):
+    """A name, and the file to which it leads where the format has links."""
+
+    file: Path
+
+    def __new__(cls, name: str, file: Path) -> "Link":
+        link = super().__new__(cls, name)
+        link.file = file
+        return link
 
 
 Cell = str | float | Estimate | Mean | None  # None is a number that there is not
@@ -92,11 +106,14 @@ def plain(cell: float | Estimate | Mean) -> float:
     return cell if isinstance(cell, int | float) else cell.value
 
 
-def render(table: Table, format: str = "text", width: int | None = None) -> str:
-    """The table as text, Markdown or CSV; `width` is how wide text may be, None for as wide as it is."""
+def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
+    """The table as text, Markdown or CSV; `width` is how wide text may be, None for as wide as it is.
+
+    Markdown that will lie in the folder `beside` links to files from there; without one it has no links.
+    """
     writers: dict[str, Callable[[], str]] = {
         "text": lambda: _text(table, width),
-        "markdown": lambda: _markdown(table),
+        "markdown": lambda: _markdown(table, beside),
         "csv": lambda: _csv(table),
     }
     check(format in writers, f"no format {format!r}; {nearest(format, writers)}")
@@ -200,15 +217,26 @@ def _fitted(sides: list[Side], width: int | None) -> tuple[list[Side], str]:
     return sides, ", ".join(absent)
 
 
-def _markdown(table: Table) -> str:
+def _markdown(table: Table, beside: Path | None) -> str:
     sides = used(table)
 
-    def line(cells: list[str]) -> str:
-        return f"| {' | '.join(_escaped(cell) for cell in cells)} |"
+    def shown(cell: Cell, column: Column) -> str:
+        text = _escaped(written(cell, column))
+        return _linked(text, cell.file, beside) if isinstance(cell, Link) and beside is not None else text
 
-    head = [line([column.head for column, _ in sides]), "|" + "---|" * len(sides)]
-    body = [line([written(cells[place], column) for column, cells in sides]) for place in range(len(table.rows))]
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    head = [line([_escaped(column.head) for column, _ in sides]), "|" + "---|" * len(sides)]
+    body = [line([shown(cells[place], column) for column, cells in sides]) for place in range(len(table.rows))]
     return "\n".join([*head, *body, *(f"\n{_escaped(one_line(note))}" for note in table.notes)])
+
+
+def _linked(text: str, file: Path, beside: Path) -> str:
+    """A link from one folder to a file, which may be called anything."""
+    way = Path(os.path.relpath(file, beside)).as_posix()
+    inside = text.replace("[", "\\[").replace("]", "\\]")
+    return f"[{inside}]({quote(os.fsencode(way))})"
 
 
 def _escaped(text: str) -> str:

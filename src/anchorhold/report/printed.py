@@ -1,0 +1,92 @@
+"""Which row of print a run repeats, what print says there, and whether the run comes near it.
+
+A row of 001 that paper 000 trained again has a second pair of numbers, the rerun. A run reproduces its row when R@1
+and the published ERS both lie in the band around one of the two, with the settings of the row.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+
+from ..errors import AnchorholdError, SettingsError
+from ..rows import Row, row_named, row_settings, rows
+from ..settings import settings_from, to_dict
+from .collect import Entry, dig
+
+__all__ = ["BAND", "ars_of", "departures", "rerun_of", "row_of", "verdict"]
+
+BAND = {"R@1": 3.0, "ERS": 5.0}  # points
+_JUDGED = {
+    "defence": None,  # all of it
+    "optimiser": None,
+    "batch": ("kind", "pairs", "classes", "instances", "mining_pairs"),
+    "model": ("backbone", "dim", "freeze_batchnorm"),
+    "train": ("epochs", "benign", "ema"),
+}
+
+
+def row_of(entry: Entry) -> Row | None:
+    """The row that a run repeats, on the data of the row; None where it names none that is known."""
+    try:
+        row = row_named(entry.row) if entry.row else None
+    except SettingsError:  # of another version
+        return None
+    return row if row is not None and row.data == dig(entry.info, "data", "name") else None
+
+
+@cache
+def _alike(name: str) -> tuple[Row, ...]:
+    """Other rows with the same settings and the same start: no robust weights is ε = 0."""
+
+    def settings(row: Row) -> tuple[object, ...]:
+        return row.data, row.recipe, frozenset(row.overrides), row.printed.get("init", 0.0)
+
+    own = row_named(name)
+    return tuple(row for row in rows() if settings(row) == settings(own) and row.id != own.id)
+
+
+def rerun_of(row: Row) -> Row | None:
+    """What 000 got for the same settings. Its rows without `init` are copies of 001's."""
+    return next((each for each in _alike(row.id) if each.paper == "000" and "init" in each.printed), None)
+
+
+def ars_of(row: Row) -> float | None:
+    """ARS in print, which 002 gives for some rows of 001."""
+    return next((each.printed["ARS"] for each in (row, *_alike(row.id)) if "ARS" in each.printed), None)
+
+
+def departures(entry: Entry, row: Row) -> list[str]:
+    """Where the settings of a run are not the row's, such as `train.epochs 40, not 75`; seed and start apart."""
+    try:
+        meant = to_dict(settings_from(row.recipe, {**row_settings(row), "data": {"name": row.data}}))
+    except AnchorholdError as error:  # a recipe that this version cannot read judges nothing
+        return [str(error)]
+    found = []
+    for section, keys in _JUDGED.items():
+        own = dig(entry.info, "settings", section)
+        if not isinstance(own, Mapping):
+            continue
+        for key in keys or meant[section]:
+            # A setting that is younger than the run had no other value then.
+            if key in own and key in meant[section] and own[key] != meant[section][key]:
+                found.append(f"{section}.{key} {own[key]}, not {meant[section][key]}")
+    return found
+
+
+def verdict(row: Row, r1: float | None, ers: float | None, departs: bool = False) -> str | None:
+    """reproduced, outside, or `within` where the settings are not the row's; None where a number is still missing.
+
+    Both numbers must be near the same pair, print's or the rerun's. They are compared as they are read, to a tenth.
+    """
+    own = {"R@1": r1, "ERS": ers}
+    open_ = False
+    for printed in (each.printed for each in (row, rerun_of(row)) if each is not None):
+        asked = [name for name in BAND if name in printed]
+        near = [_near(own[name], printed[name], BAND[name]) for name in asked]
+        if asked and all(near):
+            return "within" if departs else "reproduced"
+        open_ = open_ or (bool(asked) and False not in near)
+    return None if open_ or not {*BAND} & {*row.printed} else "outside"
+
+
+def _near(own: float | None, printed: float, band: float) -> bool | None:
+    return None if own is None else abs(round(own, 1) - printed) <= band + 1e-9

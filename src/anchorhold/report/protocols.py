@@ -1,0 +1,127 @@
+"""What each protocol says of a run, column by column, and how far one overstates another.
+
+Published overstates what corrected finds, and the standard audit (corrected) what the strong one finds. A difference
+is always of one audit, so over the same images.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ..auditing.verdict import NOT_PERCENT
+from ..errors import RunError
+from ..scores import ERS_COLUMNS
+from .collect import Entry, dig, number
+from .compare import COLLAPSE, method_cell, score_in
+from .tables import Cell, Column, Estimate, Link, Table
+
+__all__ = ["columns_table", "strong_table"]
+
+_NEXT = {"published": "corrected", "corrected": "strong"}  # what is asked after it
+
+
+def columns_table(entries: Sequence[Entry]) -> Table:
+    """A line for each run and protocol: the ten columns, ERS, ARS, and by how much ERS overstates the next protocol."""
+    audited = [entry for entry in entries if entry.audit]
+    if not audited:
+        raise RunError("nothing here has been audited: `anchorhold audit RUN --data DATA` does that")
+    columns = (
+        Column("name", "run"),
+        Column("protocol", "protocol"),
+        Column("queries", "queries", 0, thousands=True),
+        *(Column(name, name, 3 if name in NOT_PERCENT else 1, span=False) for name in ERS_COLUMNS),
+        Column("ers", "ERS"),
+        Column("ars", "ARS", span=False),
+        Column("overstates", "ERS overstated by"),
+    )
+    lines = [
+        (
+            _link(entry, audit),
+            protocol,
+            _queries(audit),
+            *(_column(audit, protocol, name) for name in ERS_COLUMNS),
+            _scored(entry, audit, protocol, "ers"),
+            _scored(entry, audit, protocol, "ars"),
+            None if entry.collapsed else _above(audit, protocol, "ers"),
+        )
+        for entry in audited
+        for audit, protocol in _said(entry)
+    ]
+    notes = (
+        "all in % but TMA, a cosine, and ES:D, a distance; [95 % intervals over queries]; ARS of published is from "
+        "print's constants, else from measured initial values",
+        "overstated: ERS published less ERS corrected"
+        + (", ERS corrected less ERS strong" if any(line[1] == "strong" for line in lines) else "")
+        + ", in points, over the same images",
+    )
+    return Table(columns, tuple(lines), notes)
+
+
+def strong_table(entries: Sequence[Entry]) -> Table:
+    """Standard against strong: ERS and ARS of the corrected protocol beside those of the ensemble of attacks."""
+    found = [(entry, entry.strongest) for entry in entries if entry.strongest]
+    if not found:
+        raise RunError("there is no strong audit here: `anchorhold audit RUN --data DATA --strength strong` makes one")
+    columns = (
+        Column("name", "run"),
+        Column("method", "method"),
+        Column("queries", "queries", 0, thousands=True),
+        *(
+            Column(f"{key}_{part}", f"{key.upper()} {head}", span=key == "ers")
+            for key in ("ers", "ars")
+            for part, head in (("corrected", "standard"), ("strong", "strong"), ("overstates", "overstated by"))
+        ),
+        Column("image_steps", "image-steps, strong", 0, thousands=True),
+    )
+    lines = [
+        (
+            _link(entry, audit),
+            method_cell(entry),
+            _queries(audit),
+            *(
+                cell
+                for key in ("ers", "ars")
+                for cell in (
+                    _scored(entry, audit, "corrected", key),
+                    _scored(entry, audit, "strong", key),
+                    None if entry.collapsed else _above(audit, "corrected", key),
+                )
+            ),
+            number(dig(audit.audit, "strong", "image_steps")),
+        )
+        for entry, audit in found
+        if audit is not None
+    ]
+    notes = ("standard is the corrected protocol, strong the worst that any attack of the ensemble found",)
+    return Table(columns, tuple(lines), notes)
+
+
+def _said(entry: Entry) -> Iterator[tuple[Entry, str]]:
+    """Every protocol of the audit, and of a strong one beside it what it is compared with."""
+    yield from ((entry, str(name)) for name in dig(entry.audit, "protocols") or {})
+    if entry.strong is not None:
+        yield from ((entry.strong, name) for name in ("corrected", "strong"))
+
+
+def _link(entry: Entry, audit: Entry) -> Cell:
+    return entry.name if audit.audit_at is None else Link(entry.name, audit.audit_at / "audit.json")
+
+
+def _queries(audit: Entry) -> Cell:
+    counts = dig(audit.audit, "data", "attacked")
+    return number(counts[0]) if isinstance(counts, list) and counts else None
+
+
+def _column(audit: Entry, protocol: str, name: str) -> Cell:
+    found = dig(audit.audit, "protocols", protocol, "columns", name)
+    value = number(dig(found, "value"))
+    return None if value is None else Estimate(value, number(dig(found, "low")), number(dig(found, "high")))
+
+
+def _scored(entry: Entry, audit: Entry, protocol: str, key: str) -> Cell:
+    """A score of an audit; of a run that has collapsed, that it has."""
+    return COLLAPSE if entry.collapsed else score_in(audit.audit, protocol, key)
+
+
+def _above(audit: Entry, protocol: str, key: str) -> float | None:
+    """By how many points a protocol says more than the next one."""
+    here, there = (score_in(audit.audit, each, key) for each in (protocol, _NEXT.get(protocol, "")))
+    return None if here is None or there is None else here.value - there.value

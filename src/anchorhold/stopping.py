@@ -1,0 +1,84 @@
+"""Why a training ends early: a loss that is no number, a collapse, a signal; and what is only said."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .checkpoint import Progress
+from .console import Report
+from .errors import RunError
+from .record import Run
+from .settings import Settings
+
+__all__ = ["check_finite", "judge_canary", "judge_collapse", "stop_on_signal"]
+
+CANARY = 0.02  # share of the climb, in the objective's units, that a fast ascent may miss
+
+
+def check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
+    if not finite:
+        raise _stopped(run, f"the loss became NaN or infinite in epoch {at.epoch + 1}, by step {at.step}", report)
+
+
+def judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
+    """Two checks running with clean triplets that cannot be told apart are a collapse."""
+    t = settings.train
+    flat = row["separability"] < t.collapse_separability or row["mean_distance"] < 1e-3
+    at.collapsed = at.collapsed + 1 if flat and at.epoch > t.collapse_warmup else 0
+    if at.collapsed < 2:
+        return
+    reason = (
+        f"the model collapsed by epoch {at.epoch}: separability of clean random triplets "
+        f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}"
+    )
+    if t.on_collapse == "stop":
+        raise _stopped(run, reason, report)
+    if at.collapsed == 2:
+        report.say(f"warning: {reason}; going on, since train.on_collapse = warn")
+
+
+def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
+    """Say when the inner attack of a fast run finds less than that of a slow one, and keep it with the run."""
+    gap = row.get("canary_gap", 0.0)
+    if gap > CANARY:
+        text = (
+            f"by epoch {row['epoch']} the inner attack misses {100 * gap:.0f} % of what it finds in fp32 with every "
+            "unit kept; train with --set train.precision=fp32 --set train.compile=off"
+        )
+        report.say(f"warning: {text}")
+        flag = {"name": "canary", "epoch": row["epoch"], "text": text, "value": gap}
+        run.update_json(flags=[*run.read_json().get("flags", []), flag])
+
+
+def _stopped(run: Run, reason: str, report: Report) -> RunError:
+    run.update_json(status="stopped", reason=reason)
+    kept = (
+        "the last good checkpoint is kept" if (run.path / "last.safetensors").exists() else "no checkpoint was due yet"
+    )
+    return RunError(f"training stopped: {reason}; {kept} in {run.path}; try a smaller optimiser.lr or a milder defence")
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C (or SIGTERM) once lets the step end, so that what is saved is whole; twice stops at once."""
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    # A signal that is ignored, as Ctrl-C is for a job in the background, stays ignored.
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in heard}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,129 @@
+"""Which row of print a run repeats, and whether it does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anchorhold.report.collect import Entry, collect
+from anchorhold.report.compare import runs_table
+from anchorhold.report.printed import ars_of, departures, rerun_of, row_of, verdict
+from anchorhold.rows import row_named, rows
+from tests.report.invented import a_run, an_audit
+
+HM = "001/t6/cub/hm-lga-8"  # 38.0 / 32.4, rerun 39.5 / 28.1
+
+
+def the_run(path: Path, row: str = HM, **more: Any) -> Entry:
+    (entry,) = collect([a_run(path, on="cub", row=row, **more)]).entries
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("row", "again"),
+    [
+        (HM, (39.5, 28.1)),
+        ("001/t6/cub/hm-lga-ics-8", (38.1, 29.1)),
+        ("001/t6/cub/hm-lga-ics-32", (36.8, 31.3)),
+        ("001/t6/cub/act-r-8", (31.0, 29.4)),
+        ("001/t6/cub/est-r-8", (35.0, 7.3)),
+        ("000/a5/cub/hm-lga-8-init-4", (40.4, 47.2)),  # 000 prints it twice
+        ("001/t6/cub/natural-r", None),  # 000 copies it
+        ("002/t2/cub/ca-tride-16", None),
+        ("001/t6/cars/hm-lga-ics-8", None),
+    ],
+)
+def test_the_rerun_is_that_of_000_with_the_same_settings(row: str, again: tuple[float, float] | None) -> None:
+    found = rerun_of(row_named(row))
+    assert (None if found is None else (found.printed["R@1"], found.printed["ERS"])) == again
+
+
+def test_no_row_is_its_own_rerun_or_starts_elsewhere() -> None:
+    for row in rows():
+        again = rerun_of(row)
+        if again is not None:
+            assert again.id != row.id and again.data == row.data and set(again.overrides) == set(row.overrides)
+            assert again.printed["init"] == row.printed.get("init", 0.0)
+
+
+def test_ars_of_001s_rows_is_printed_by_002() -> None:
+    assert ars_of(row_named("001/t6/cub/hm-lga-ics-32")) == 47.2
+    assert ars_of(row_named("002/t2/cub/ca-tride-16")) == 51.6
+    assert ars_of(row_named(HM)) is None
+
+
+@pytest.mark.parametrize(
+    ("r1", "ers", "said"),
+    [
+        (38.0, 32.4, "reproduced"),
+        (41.0, 37.4, "reproduced"),  # the corner of the band
+        (41.04, 37.44, "reproduced"),  # as it is read, to a tenth
+        (42.5, 28.1, "reproduced"),  # of the rerun
+        (35.0, 27.4, "reproduced"),
+        (34.9, 32.4, "outside"),
+        (38.0, 37.5, "outside"),
+        (35.5, 26.0, "outside"),  # R@1 of print and ERS of the rerun do not add up to a row
+        (34.9, None, "outside"),
+        (42.0, None, None),  # the rerun's may still be met
+        (None, None, None),
+        (None, 50.0, "outside"),
+    ],
+)
+def test_the_band(r1: float | None, ers: float | None, said: str | None) -> None:
+    assert verdict(row_named(HM), r1, ers) == said
+    assert verdict(row_named(HM), r1, ers, departs=True) == ("within" if said == "reproduced" else said)
+
+
+def test_print_that_has_no_ers_is_judged_by_r1_and_one_without_numbers_by_nothing() -> None:
+    alone = row_named("002/text/cub/naive-cap-16")
+    assert verdict(alone, 4.0, 20.0) == "reproduced" and verdict(alone, 9.0, 20.0) == "outside"
+    assert verdict(row_named("001/t2/cub/hm-s-h-8"), 4.0, 20.0) is None
+
+
+def test_other_settings_are_named_but_neither_seed_nor_place(tmp_path: Path) -> None:
+    same = the_run(tmp_path / "a", train={"seed": 7, "evaluate_every": 1}, model={"weights": "mine.pt"})
+    assert departures(same, row_named(HM)) == []
+    other = the_run(tmp_path / "b", train={"epochs": 40}, defence={"steps": 4}, batch={"pairs": 112})
+    assert departures(other, row_named(HM)) == [
+        "defence.steps 4, not 8",
+        "batch.pairs 112, not 56",
+        "train.epochs 40, not 75",
+    ]
+    assert departures(the_run(tmp_path / "c", recipe="act"), row_named(HM))[0] == "defence.name act, not hardness"
+
+
+def test_a_row_counts_on_its_own_data_only(tmp_path: Path) -> None:
+    assert row_of(the_run(tmp_path / "a")) == row_named(HM)
+    assert row_of(the_run(tmp_path / "b", row="999/t1/cub/future")) is None
+    (borrowed,) = collect([a_run(tmp_path / "c", row=HM)]).entries  # digits
+    assert row_of(borrowed) is None
+
+
+def cells(*paths: Path) -> list[dict[str, Any]]:
+    table = runs_table(collect(paths).entries)
+    return [dict(zip([column.key for column in table.columns], row)) for row in table.rows]
+
+
+def test_print_stands_beside_the_run(tmp_path: Path) -> None:
+    last = [{"epoch": 75, "r1": 36.0}]
+    an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, commit="abc", batch={"pairs": 112}), ers=33)
+    an_audit(a_run(tmp_path / "b", last, on="cub", row=HM), ers=33)
+    a_run(tmp_path / "c", last, on="cub", row=HM, status="training")
+    a_run(tmp_path / "d", last, on="cub", row=HM, status="stopped", batch={"kind": "classes"})
+    an_audit(a_run(tmp_path / "e", last, on="cub"), ers=33)
+    a, b, c, d, e = cells(tmp_path)
+    assert [a[key] for key in ("print_r1", "print_ers", "print_ars", "rerun_r1", "rerun_ers")] == [
+        *(38.0, 32.4, None, 39.5, 28.1)
+    ]
+    assert [line["verdict"] for line in (a, b, c, d, e)] == ["within", "reproduced", None, "collapse", None]
+    assert (a["batch"], d["batch"], a["commit"], b["commit"]) == ("112 pairs", "28 × 4", "abc", None)
+    assert a["audit_seconds"] == 12.5 and c["audit_seconds"] is None and e["print_r1"] is None
+    notes = runs_table(collect([tmp_path]).entries).notes
+    assert "other settings than the row's: a (batch.pairs 112, not 56); d (batch.kind classes, not pairs)" in notes
+    assert not any("reproduced" in note for note in runs_table(collect([tmp_path / "e"]).entries).notes)
+
+
+def test_where_print_started_from_robust_weights_both_starts_are_named(tmp_path: Path) -> None:
+    a_run(tmp_path, on="cub", row="000/a5/cub/hm-lga-8-init-4", model={"weights": "somewhere/robust.pt"})
+    note = runs_table(collect([tmp_path]).entries).notes[-1]
+    assert "starts from robust.pt; print from weights made robust against 4/255" in note
