@@ -4,7 +4,7 @@
     python benchmarks/scale.py --device cpu --threads 2 --out scale-cpu.json
     python benchmarks/scale.py --only gallery,search
     python benchmarks/scale.py --device cpu --quick             # small sizes of all, in less than a minute
-    python benchmarks/scale.py --only stores --root CUB_200_2011
+    python benchmarks/scale.py --only stores --root CUB_200_2011 --weights resnet18_imagenet.safetensors
 
 Every row is measured in a process of its own, so that its peak is its own: `peak_mb` is all that the process ever held
 at a time, torch itself included (row `nothing`), `gpu_peak_mb` what was allocated on the GPU. Where a row has a
@@ -164,14 +164,16 @@ def images(device: str, count: int, store: str, side: int = 256) -> Callable[[],
     return work
 
 
-def stores(device: str, root: str, store: str) -> Callable[[], Found]:
+def stores(device: str, root: str, weights: str, store: str) -> Callable[[], Found]:
     """Milliseconds of an HM-LGA step on CUB, its images held in memory or streamed."""
     import anchorhold as ah
 
     changes: dict[str, Any] = {
-        "model": {"weights": ""},
+        "model": {"weights": weights},
         "data": {"store": store},
-        "train": {"epochs": 4, "evaluate_every": 99, "checkpoint_seconds": 1e9, "on_collapse": "warn"},
+        # On a GPU compiled, so that the steps that a store must keep up with are as fast as they come.
+        "train": {"epochs": 4, "evaluate_every": 99, "checkpoint_seconds": 1e9, "on_collapse": "warn"}
+        | {"compile": "on" if device == "cuda" else "off"},
     }
 
     def work() -> Found:
@@ -240,6 +242,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"some of {', '.join(PARTS)}, separated by commas")
     parser.add_argument("--quick", action="store_true", help="small sizes only: less than a minute on two cores")
     parser.add_argument("--root", default="", help="where CUB lies; without it `stores` is left out")
+    parser.add_argument("--weights", default="", help="what the model of `stores` starts from")
     parser.add_argument("--out", default="")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)  # what the processes are told
     args = parser.parse_args()
@@ -259,13 +262,13 @@ def main() -> None:
     for part in parts:
         sizes = PARTS[part][2 if args.quick else 1]
         if part == "stores":
-            sizes = [{"root": args.root, **each} for each in sizes if args.root]
+            sizes = [{"root": args.root, "weights": args.weights, **each} for each in sizes if args.root]
         for each in sizes:
             command = [sys.executable, __file__, "--device", device, "--threads", str(args.threads)]
             row = json.loads(_run([*command, "--row", part, json.dumps(each)]))
             found.setdefault(part, []).append(row)
             above += row["peak_mb"] > row.get("limit_mb", float("inf"))
-            size = ", ".join(f"{name} {value}" for name, value in each.items() if name != "root")
+            size = ", ".join(f"{name} {value}" for name, value in each.items() if name not in ("root", "weights"))
             print(
                 f"{part:9} {size:54} {row['seconds']:9.2f} {row['peak_mb']:9.0f} {row.get('limit_mb', ''):>9}",
                 file=sys.stderr,
