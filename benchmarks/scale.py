@@ -171,6 +171,7 @@ def stores(device: str, root: str, weights: str, store: str) -> Callable[[], Fou
     changes: dict[str, Any] = {
         "model": {"weights": weights},
         "data": {"store": store},
+        "batch": {"pairs": 56},
         # On a GPU compiled, so that the steps that a store must keep up with are as fast as they come.
         "train": {"epochs": 4, "evaluate_every": 99, "checkpoint_seconds": 1e9, "on_collapse": "warn"}
         | {"compile": "on" if device == "cuda" else "off"},

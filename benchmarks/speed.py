@@ -183,6 +183,7 @@ def training(data: ah.Dataset, weights: str, recipe: str, out: Path, **defence: 
     """Milliseconds of a training step, everything included: the mean over the sixth epoch."""
     changes: dict[str, Any] = {
         "model": {"weights": weights},
+        "batch": {"pairs": 56},  # the step that the goals are set for
         "train": {"epochs": 7, "evaluate_every": 100, "compile": "on", "checkpoint_seconds": 1e9},
         "defence": defence,
     }

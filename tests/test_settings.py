@@ -35,7 +35,7 @@ def test_every_recipe_builds_for_every_data_set_and_survives_json(name: str, dat
 
 def test_the_papers_values_are_the_defaults() -> None:
     s = settings_from("hm-lga", {"data": {"name": "cub"}})
-    assert (s.optimiser.lr, s.optimiser.weight_decay, s.batch.pairs, s.train.epochs) == (1e-5, 4e-4, 56, 75)
+    assert (s.optimiser.lr, s.optimiser.weight_decay, s.batch.pairs, s.train.epochs) == (1e-5, 4e-4, 112, 75)
     assert (s.data.resize, s.data.crop, s.model.backbone, s.model.dim) == (256, 224, "resnet18", 512)
     assert s.defence == HardnessSettings("softhard", "lga", 0.2, eps=8 / 255, alpha=1 / 255, steps=8)
 

@@ -83,10 +83,10 @@ def test_print_that_has_no_ers_is_judged_by_r1_and_one_without_numbers_by_nothin
 def test_other_settings_are_named_but_neither_seed_nor_place(tmp_path: Path) -> None:
     same = the_run(tmp_path / "a", train={"seed": 7, "evaluate_every": 1}, model={"weights": "mine.pt"})
     assert departures(same, row_named(HM)) == []
-    other = the_run(tmp_path / "b", train={"epochs": 40}, defence={"steps": 4}, batch={"pairs": 112})
+    other = the_run(tmp_path / "b", train={"epochs": 40}, defence={"steps": 4}, batch={"pairs": 56})
     assert departures(other, row_named(HM)) == [
         "defence.steps 4, not 8",
-        "batch.pairs 112, not 56",
+        "batch.pairs 56, not 112",
         "train.epochs 40, not 75",
     ]
     assert departures(the_run(tmp_path / "c", recipe="act"), row_named(HM))[0] == "defence.name act, not hardness"
@@ -106,7 +106,7 @@ def cells(*paths: Path) -> list[dict[str, Any]]:
 
 def test_print_stands_beside_the_run(tmp_path: Path) -> None:
     last = [{"epoch": 75, "r1": 36.0}]
-    an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, commit="abc", batch={"pairs": 112}), ers=33)
+    an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, commit="abc", batch={"pairs": 56}), ers=33)
     an_audit(a_run(tmp_path / "b", last, on="cub", row=HM), ers=33)
     a_run(tmp_path / "c", last, on="cub", row=HM, status="training")
     a_run(tmp_path / "d", last, on="cub", row=HM, status="stopped", batch={"kind": "classes"})
@@ -116,10 +116,10 @@ def test_print_stands_beside_the_run(tmp_path: Path) -> None:
         *(38.0, 32.4, None, 39.5, 28.1)
     ]
     assert [line["verdict"] for line in (a, b, c, d, e)] == ["within", "reproduced", None, "collapse", None]
-    assert (a["batch"], d["batch"], a["commit"], b["commit"]) == ("112 pairs", "28 × 4", "abc", None)
+    assert (a["batch"], d["batch"], a["commit"], b["commit"]) == ("56 pairs", "28 × 4", "abc", None)
     assert a["audit_seconds"] == 12.5 and c["audit_seconds"] is None and e["print_r1"] is None
     notes = runs_table(collect([tmp_path]).entries).notes
-    assert "other settings than the row's: a (batch.pairs 112, not 56); d (batch.kind classes, not pairs)" in notes
+    assert "other settings than the row's: a (batch.pairs 56, not 112); d (batch.kind classes, not pairs)" in notes
     assert not any("reproduced" in note for note in runs_table(collect([tmp_path / "e"]).entries).notes)
 
 
