@@ -186,6 +186,36 @@ def stores(device: str, root: str, weights: str, store: str) -> Callable[[], Fou
     return work
 
 
+def ranks(device: str, ranks: int) -> Callable[[], Found]:
+    """An audit of all test digits by so many ranks, with one thread each."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+
+    def work() -> Found:
+        found = json.loads(_run([*torchrun, __file__, "--rank"], {**os.environ, "OMP_NUM_THREADS": "1"}))
+        return {"audit_seconds": found["seconds"], "ers": found["ers"]}
+
+    return work
+
+
+def one_rank() -> None:
+    """What each of them does; the first says how long the audit took, from the call to its result."""
+    import torch
+
+    import anchorhold as ah
+    from anchorhold.ranks import started
+
+    torch.set_num_threads(1)
+    data, model = ah.dataset("digits"), ah.Embedder("small", 64, channels=1, size=(8, 8))
+    ah.audit(model, data, limit=64, steps=1, batch=32, device="cpu")  # once before: what is loaded is loaded
+    begun = time.perf_counter()
+    found = ah.audit(model, data, limit=0, batch=64, device="cpu")
+    seconds = time.perf_counter() - begun
+    if started()[0] == 0:
+        score = found.protocols["corrected"].ers
+        print(json.dumps({"seconds": seconds, "ers": score and score.value}), flush=True)
+    os._exit(0)
+
+
 # Which sizes -----------------------------------------------------------------------------------------------
 
 SOP = {"count": 60502, "dim": 512, "classes": 11316}  # the shape of its test split
@@ -207,6 +237,7 @@ PARTS: dict[str, tuple[Callable[..., Any], list[Found], list[Found]]] = {
     "search": (search, [{"count": n} for n in (10_000, 100_000, 1_000_000)], [{"count": n} for n in (10_000, 100_000)]),
     "metrics": (metrics, [TENTH, SOP], [TENTH]),
     "nmi": (nmi, [{**SOP, "iterations": n} for n in (1, 25)], [{**TENTH, "iterations": 1}]),
+    "ranks": (ranks, [{"ranks": n} for n in (1, 2)], []),  # by CPUs
     "stores": (stores, [{"store": kind} for kind in KINDS], []),  # needs CUB
 }
 
@@ -246,7 +277,10 @@ def main() -> None:
     parser.add_argument("--weights", default="", help="what the model of `stores` starts from")
     parser.add_argument("--out", default="")
     parser.add_argument("--row", nargs=2, help=argparse.SUPPRESS)  # what the processes are told
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)  # and what `ranks` runs
     args = parser.parse_args()
+    if args.rank:
+        one_rank()
     if args.row:
         print(json.dumps(measured(args.row[0], json.loads(args.row[1]), args.device, args.threads)))
         return
@@ -291,8 +325,8 @@ print(json.dumps(provenance(torch.device("{device}"))))
 """
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+def _run(command: list[str], env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env)
     return done.stdout.strip().splitlines()[-1]
 
 

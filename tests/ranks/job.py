@@ -1,5 +1,6 @@
-"""What each rank runs in the tests of several ranks: `job.py OUT`, or `job.py die WORDS` for a command."""
+"""What each rank runs in the tests of several ranks: `job.py OUT PHOTOS`, or `job.py die WORDS` for a command."""
 
+import hashlib
 import json
 import os
 import sys
@@ -51,6 +52,12 @@ def audit(out: Path) -> dict[str, Any]:
     return {"rows": rows, "ids": [run.ids.tolist() for run in found.runs], "flags": [flag.name for flag in found.flags]}
 
 
+def embed(out: Path, photos: Path) -> str:
+    """A hash of the vectors of a folder of images, eleven blocks of four."""
+    ah.embed(ah.Embedder("small", 16, channels=3, size=(8, 8)), photos, out, batch=1, device="cpu")
+    return hashlib.sha256((out / "vectors.safetensors").read_bytes()).hexdigest()
+
+
 def dies(steps: int) -> None:
     """Let the second rank end without a word before its optimiser steps for the last of so many times."""
     step, done = torch.optim.Adam.step, 0
@@ -72,9 +79,10 @@ def main() -> None:
         sys.argv = ["anchorhold", *sys.argv[2:]]
         command()
         return
-    out = Path(sys.argv[1])
+    out, photos = map(Path, sys.argv[1:])
     found: dict[str, Any] = {recipe: train(out / recipe, recipe) for recipe in RECIPES}
     found["audit"] = audit(out / "audit")
+    found["embed"] = embed(out / "index", photos)
     (out / f"rank{started()[0]}.json").write_text(json.dumps(found))
     os._exit(0)  # as the command line does
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
-from anchorhold.errors import DataError, RunError
+from anchorhold.errors import DataError
 from anchorhold.perturb.ascend import Objective
 from anchorhold.ranks import Ranks
 
@@ -37,10 +38,12 @@ def launch(ranks: int, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
     """What every rank of a job of one, two and three found."""
-    results = {}
+    results, photos = {}, tmp_path_factory.mktemp("photos")
+    for number in range(42):
+        Image.new("RGB", (8, 8), (6 * number, 255 - 6 * number, 99)).save(photos / f"{number:02d}.png")
     for count in (1, 2, 3):
         out = tmp_path_factory.mktemp(f"ranks{count}")
-        done = launch(count, JOB, str(out))
+        done = launch(count, JOB, str(out), str(photos))
         assert done.returncode == 0, done.stderr[-3000:]
         results[count] = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(count)]
     return results
@@ -66,6 +69,10 @@ def test_the_number_of_ranks_does_not_change_an_audit(found: dict[int, list[dict
     for count in (2, 3):
         for rank in found[count]:
             assert rank["audit"] == alone
+
+
+def test_the_number_of_ranks_does_not_change_an_index(found: dict[int, list[dict[str, Any]]]) -> None:
+    assert len({rank["embed"] for ranks in found.values() for rank in ranks}) == 1
 
 
 def test_a_rank_that_dies_ends_the_job_with_a_message_and_resume_goes_on(tmp_path: Path) -> None:
@@ -118,12 +125,3 @@ def test_one_process_is_the_whole() -> None:
 
 def _fails() -> None:
     raise DataError("mine")
-
-
-def test_nobody_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anchorhold.ranks import joined
-
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "", "MASTER_PORT": "x"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises((RunError, ValueError)):
-        joined(torch.device("cpu"))

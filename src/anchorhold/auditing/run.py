@@ -9,7 +9,6 @@ that was stopped goes on with the batches that have none; its numbers are those 
 is written, and the schema of audit.json, is described in `verdict`.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -30,7 +29,7 @@ from ..metrics import nmi, score_queries
 from ..model.chunked import chunked
 from ..model.embedder import Embedder
 from ..model.frozen import Embed, connected, embed_all, frozen
-from ..model.victim import Victim, wrap
+from ..model.victim import Victim, as_victim, fingerprint_of
 from ..random import Key
 from ..ranks import joined
 from ..record import provenance
@@ -46,7 +45,7 @@ from .sweep import AttackRun, sweep
 from .until import audit_until, check_until
 from .verdict import Audit, Column, Flag, RunRows, outcome
 
-__all__ = ["Evidence", "as_victim", "audit", "fingerprint_of"]
+__all__ = ["Evidence", "audit", "flags_of"]
 
 _CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
 
@@ -201,14 +200,6 @@ def _second(model: nn.Module, view: Embed, material: Material, batch: int) -> Su
     """The second model with its own clean embeddings."""
     embed = chunked(connected(view), batch)
     return Surrogate(embed, material.scene(*_embedded(embed, material, batch)), fingerprint_of(model))
-
-
-def as_victim(model: nn.Module) -> nn.Module:
-    """The model as one from images in [0, 1] to unit vectors; a bare module is wrapped without mean and std."""
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"audit takes an nn.Module and got {type(model).__name__}: call it in the forward of one")
-    ours = isinstance(model, Embedder) and model.mean.dtype in (torch.float32, torch.float64)
-    return model if ours or isinstance(model, Victim) else wrap(model)
 
 
 def _audit(
@@ -378,13 +369,3 @@ def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
     }
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(inner, Embedder) else {})
-
-
-def fingerprint_of(victim: nn.Module) -> str:
-    """A hash of a model's weights and of what kind it is."""
-    inner = victim.module if isinstance(victim, Victim) else victim
-    digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
-    for name, tensor in sorted(victim.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

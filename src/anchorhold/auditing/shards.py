@@ -7,16 +7,19 @@ model, other data or another budget are never mixed in. Of several ranks each ma
 
 import glob
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ..errors import RunError
+from ..monitors import Images
 from ..ranks import Ranks
 from ..record import atomic
 
@@ -51,16 +54,29 @@ class Shards:
         return {index: shard for index, shard in enumerate(found) if shard is not None}
 
     def each(
-        self, run: str, count: int, extra: str, kept: Mapping[int, Shard], make: Callable[[int], Shard]
+        self,
+        run: str,
+        batches: Sequence[Tensor],
+        extra: str,
+        kept: Mapping[int, Shard],
+        images: Images,
+        make: Callable[[Tensor, Tensor], tuple[dict[str, Tensor], int]],
     ) -> list[Shard]:
-        """The rows of every batch of a run: those that are kept, and the others made, each by one rank."""
-        shards, mine = dict(kept), {}
-        todo = [index for index in range(count) if index not in shards]
-        for index in todo[self.ranks.rank :: self.ranks.size]:
-            mine[index] = self.keep(run, index, make(index), extra)
-        for made in self.ranks.collected(mine):
-            shards |= made
-        return [shards[index] for index in range(count)]
+        """The rows of every batch of ids: those that are kept, and the others made, each by one rank.
+
+        `make(ids, images)` gives rows and image-steps. All images that a rank needs are asked for at once: they are read
+        ahead.
+        """
+        shards, made = dict(kept), {}
+        mine = [index for index in range(len(batches)) if index not in shards][self.ranks.rank :: self.ranks.size]
+        views = images.plain(torch.cat([batches[index] for index in mine]), len(batches[0])) if mine else iter(())
+        for index in mine:
+            begun = time.monotonic()
+            rows, steps = make(batches[index], next(views))
+            made[index] = self.keep(run, index, Shard(rows, time.monotonic() - begun, steps), extra)
+        for others in self.ranks.collected(made):
+            shards |= others
+        return [shards[index] for index in range(len(batches))]
 
     def find(self, run: str, batch: int | None, extra: str = "") -> Shard | None:
         """The rows of a batch (None: of all), or None where they are to be made; those of another audit are refused."""

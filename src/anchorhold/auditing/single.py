@@ -18,12 +18,12 @@ from ..errors import DataError
 from ..geometry import Retrieved
 from ..model.chunked import chunked
 from ..model.frozen import embed_all, frozen
+from ..model.victim import as_victim
 from ..random import Key
 from ..record import atomic
 from ..settings import check
 from .intake import Data, Material, prepare
 from .plan import AuditSettings
-from .run import as_victim
 from .sweep import NEIGHBOURS, shown_lists, to_bytes
 
 __all__ = ["Single", "attack_one"]

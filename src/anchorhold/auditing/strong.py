@@ -3,7 +3,6 @@
 Over several ε, what a smaller one found stays in the contest and is where one more attack starts: curves can only fall.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -80,18 +79,16 @@ def strengthen(
         done = sum(len(batches[index]) for index in kept)
         with report.task(f"{task.name} (strong)", len(ids), done) as advance:
 
-            def climbed(index: int) -> Shard:
+            def climbed(part: Tensor, images: Tensor) -> tuple[dict[str, Tensor], int]:
                 nonlocal done
-                begun, part = time.monotonic(), batches[index]
-                (images,) = material.side(task.goal.side).plain(part, batch=len(part))
                 with climbing():
                     contest = Contest(task, embed, images.to(scene.gallery.dtype), scene, part, key)
                     rows = _climb_ladder(contest, ladder, ball, budget, members, surrogate, shown)
                 done += len(part) * shards.ranks.size
                 advance(min(done, len(ids)), "")
-                return Shard(rows, time.monotonic() - begun, contest.steps)
+                return rows, contest.steps
 
-            parts = shards.each(label, len(batches), made, kept, climbed)
+            parts = shards.each(label, batches, made, kept, material.side(task.goal.side), climbed)
         joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
         every = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
         return shards.keep(label, None, every, made)

@@ -1,6 +1,5 @@
 """One attack over all its samples, in fixed batches: rows before and after, and examples to look at."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -69,10 +68,8 @@ def sweep(
     title = f"{run.attack} ({', '.join(goal.protocol for goal in run.goals)}{again})"
     with report.task(title, len(ids), done) as advance:
 
-        def attacked(index: int) -> Shard:
+        def attacked(part: Tensor, images: Tensor) -> tuple[dict[str, Tensor], int]:
             nonlocal done
-            begun, part = time.monotonic(), batches[index]
-            (images,) = material.side(side).plain(part, batch=len(part))
             images = images.to(scene.gallery.dtype)  # a float64 model is attacked in float64
             with climbing():
                 result = attack(
@@ -93,9 +90,9 @@ def sweep(
                 rows = _rows(run, result, images, scene)
             done += len(part) * shards.ranks.size
             advance(min(done, len(ids)), "")
-            return Shard(rows, time.monotonic() - begun, result.image_steps)
+            return rows, result.image_steps
 
-        parts = shards.each(run.label, len(batches), what, kept, attacked)
+        parts = shards.each(run.label, batches, what, kept, material.side(side), attacked)
     # With a file for each batch, the examples alone of a large set would be gigabytes.
     whole = shards.keep(run.label, None, _joined(run, parts), what)
     return _gathered(run, whole)

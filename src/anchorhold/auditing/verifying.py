@@ -21,6 +21,7 @@ from ..device import device_named, living_on
 from ..errors import RunError
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen, precise
+from ..model.victim import as_victim, fingerprint_of
 from ..random import Key
 from .ensemble import Task, tasks
 from .intake import Data, Material, prepare, sample
@@ -69,8 +70,6 @@ def verify(
     report: Report | None = None,
 ) -> Verified:
     """Check the receipts in `folder` (an audit's, or its receipts) against a model and the data it was audited on."""
-    from .run import as_victim, fingerprint_of
-
     place = Path(folder)
     place = place / "receipts" if (place / "receipts").is_dir() else place
     told = read_receipts(place)

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..auditing.run import as_victim
 from ..console import Report, Silent, duration
 from ..data.decode import pixels_of, why_unreadable
 from ..data.store import centre_crop
@@ -26,7 +25,8 @@ from ..device import device_named, living_on, repeatable
 from ..errors import AnchorholdError, DataError, Interrupted, ModelError
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
-from ..model.victim import reason_of
+from ..model.victim import as_victim, reason_of
+from ..ranks import Ranks, joined
 from ..record import provenance
 from ..settings import check
 from .folder import Index, Named, described, need, squares, write_parquet
@@ -61,7 +61,9 @@ def embed(
     check(batch >= 1, f"batch must be at least 1, got {batch}")
     if parquet:
         need("parquet", "pyarrow")
-    out, report, where = Path(out).expanduser(), report or Silent(), device_named(device)
+    out, where = Path(out).expanduser(), device_named(device)
+    ranks = joined(where)
+    report = report if report and ranks.first else Silent()
     named = Named(str(model)) if isinstance(model, str | Path) else model if isinstance(model, Named) else None
     victim = as_victim(named.load() if named is not None else model)  # type: ignore[arg-type]
     wide, inner = squares(victim, resize, crop)
@@ -71,11 +73,12 @@ def embed(
     about_model = described(victim)
     made_with = {"model": about_model["weights"], "resize": wide, "crop": inner}
     items = digest_of(images.items)
-    if (out / "index.json").exists():
+    if ranks.once(lambda: (out / "index.json").exists()):
         index = Index(out)
         known = index.about["made_with"] | {"source": index.about["source"]["digest"]}
         refuse_other(out, known, {**made_with, "source": items})
-        remove_parts(out)  # where it was killed between the two
+        if ranks.first:
+            remove_parts(out)  # where it was killed between the two
         report.say(f"{out} is complete already")
     else:
         _refuse_bad(images, on_bad_image)
@@ -84,7 +87,8 @@ def embed(
         begun = time.monotonic()
         with living_on(victim, where), repeatable(), frozen(victim) as view:
             try:
-                _fill(parts, chunked(view, batch), victim, images, (wide, inner), batch, where, on_bad_image, report)
+                run = chunked(view, batch)
+                _fill(parts, run, victim, images, (wide, inner), batch, where, on_bad_image, report, ranks)
             except KeyboardInterrupt:
                 raise Interrupted(f"stopped; the same command with --out {out} goes on from here") from None
         about = {
@@ -94,14 +98,16 @@ def embed(
             "labelled": images.labelled,
             "provenance": provenance(where),
         }
-        index = parts.finish(about, images.labelled)
+        ranks.wait()  # until every part is there
+        ranks.once(lambda: len(parts.finish(about, images.labelled)))
+        index = Index(out)
         report.say(f"{len(index):,} vectors of {index.about['dim']} numbers in {duration(time.monotonic() - begun)}")
     skipped = index.about["skipped"]
     if skipped:
         name, reason = skipped[0]
         everyone = f"all named in {out / 'index.json'}"
         report.say(f"skipped {len(skipped):,} unreadable images, {everyone}; first: {shown(name)}: {reason}")
-    if parquet and not (out / "vectors.parquet").exists():
+    if parquet and ranks.first and not (out / "vectors.parquet").exists():
         write_parquet(index)
     return index
 
@@ -143,16 +149,19 @@ def _fill(
     device: torch.device,
     on_bad_image: str,
     report: Report,
+    ranks: Ranks,
 ) -> None:
-    """Do the blocks that have no part yet."""
-    todo = parts.todo(whole=on_bad_image == "fail")
+    """Do the blocks that have no part yet, each by one rank."""
+    todo = ranks.once(lambda: parts.todo(whole=on_bad_image == "fail"))
     done = len(images.items) - sum(len(parts.block(number)) for number in todo)
     if done and todo:
         report.say(f"{done:,} of {len(images.items):,} images were done before")
     with report.task("embedding", len(images.items), done) as advance:
-        frames = _decoded(images, lambda at: at // parts.size in todo, sides[0], parts.size)
+        mine = sorted(todo)[ranks.rank :: ranks.size]
+        own = set(mine)
+        frames = _decoded(images, lambda at: at // parts.size in own, sides[0], parts.size)
         try:
-            for number in sorted(todo):
+            for number in mine:
                 first, block = number * parts.size, parts.block(number)
                 kept, pixels, bad, vectors = [], [], [], []
                 for at, frame in islice(frames, len(block)):
@@ -177,8 +186,8 @@ def _fill(
                     name = shown(block[kept[odd[0]]].id)
                     raise ModelError(f"{len(odd)} vectors are not finite, the first is of {name}; look at the model")
                 parts.keep(number, whole, kept, bad)
-                done += len(block)
-                advance(done, "")
+                done += len(block) * ranks.size
+                advance(min(done, len(images.items)), "")
         finally:
             frames.close()
 

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import __version__
-from ..auditing.run import as_victim
 from ..errors import AnchorholdError, ModelError
-from ..model.victim import Victim, reason_of
+from ..model.victim import Victim, as_victim, reason_of
 from ..random import Key
 from ..record import atomic, commit
 from ..settings import check

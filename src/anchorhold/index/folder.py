@@ -19,9 +19,8 @@ from typing import Any
 import safetensors
 from torch import Tensor, nn
 
-from ..auditing.run import as_victim
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
-from ..model.victim import Victim, fingerprint_of
+from ..model.victim import Victim, as_victim, fingerprint_of
 from ..record import atomic
 
 __all__ = ["SCHEMA", "Index", "Named", "described", "need", "squares", "write_index", "write_parquet"]

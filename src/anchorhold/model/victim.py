@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ..errors import ModelError, SettingsError
 from ..geometry import unit as on_sphere
 from ..settings import nearest
+from .embedder import Embedder
 
-__all__ = ["Size", "Victim", "fingerprint_of", "wrap"]
+__all__ = ["Size", "Victim", "as_victim", "fingerprint_of", "wrap"]
 
 Size = int | Sequence[int]
 
@@ -160,6 +161,14 @@ def wrap(
     """
     victim = Victim(module, mean, std, size, output, unit)
     return victim.to(device or _home(module)[0] or "cpu")
+
+
+def as_victim(model: nn.Module) -> nn.Module:
+    """The model as one from images in [0, 1] to unit vectors; a bare module is wrapped without mean and std."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"audit takes an nn.Module and got {type(model).__name__}: call it in the forward of one")
+    ours = isinstance(model, Embedder) and model.mean.dtype in (torch.float32, torch.float64)
+    return model if ours or isinstance(model, Victim) else wrap(model)
 
 
 def fingerprint_of(model: nn.Module) -> str:
