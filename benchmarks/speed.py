@@ -224,11 +224,11 @@ def start(root: str, weights: str, out: Path) -> Found:
     lines = []
     for line in child.stdout:
         lines.append((time.perf_counter() - begun, line.strip()))
-        if line.startswith("about "):  # said after the first 20 steps
+        if line.startswith("the first step ended"):
             break
     child.terminate()
     child.wait()
-    return {"to_step_20": lines[-1][0] if lines else None, "lines": lines}
+    return {"seconds": lines[-1][0] if lines else None, "lines": lines}
 
 
 def gpu(args: argparse.Namespace) -> Found:

@@ -134,10 +134,17 @@ def test_an_audit_line_repeats_its_audit() -> None:
 
 def test_the_readme_repeats_the_audits() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
-    for name, words in (("natural", "has ERS {} as published and {} as described"), ("hm-lga", "HM[S, LGA] {} and {}")):
+    strong = []
+    for name, words in (
+        ("natural-112", "has ERS {} as published and {} as described"),
+        ("hm-lga-112", "HM[S, LGA] {} (print: 32.4) and {}"),
+    ):
         found = json.loads((ROOT / "results" / "cub" / name / "audit.json").read_text())["protocols"]
         values = (f"{found[protocol]['ers']['value']:.1f}" for protocol in ("published", "corrected"))
         assert words.format(*values) in readme
+        found = json.loads((ROOT / "results" / "cub" / name / "strong" / "audit.json").read_text())["protocols"]
+        strong.append(f"{found['strong']['ers']['value']:.1f}")
+    assert f"the strong audit leaves {' and '.join(strong)}" in readme
 
 
 def test_no_result_names_a_path_of_a_machine() -> None:
