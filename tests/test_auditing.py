@@ -22,9 +22,10 @@ from anchorhold.attacks import Attacked, Scene, attack, goal_named
 from anchorhold.attacks.run import budget_named
 from anchorhold.auditing import sweep as sweep_room
 from anchorhold.auditing.intake import sample
+from anchorhold.auditing.outcomes import estimate
 from anchorhold.auditing.plan import NINE
 from anchorhold.auditing.run import Evidence
-from anchorhold.auditing.verdict import SCHEMA, Audit, estimate
+from anchorhold.auditing.verdict import SCHEMA, Audit
 from anchorhold.data.datasets import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
 from anchorhold.metrics import evaluate

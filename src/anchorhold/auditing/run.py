@@ -37,13 +37,14 @@ from ..scores import Interval, interval, resampled_means
 from ..settings import check
 from .ensemble import MEMBERS, STEPS, Surrogate, tasks
 from .intake import Data, Material, prepare, sample
+from .outcomes import Column, RunRows, outcome
 from .plan import NINE, AuditSettings, runs_of
 from .shards import Shards
 from .shown import pictures_of
 from .strong import additions, strengthen
 from .sweep import AttackRun, sweep
 from .until import audit_until, check_until
-from .verdict import Audit, Column, Flag, RunRows, outcome
+from .verdict import Audit, Flag
 
 __all__ = ["Evidence", "audit", "flags_of"]
 

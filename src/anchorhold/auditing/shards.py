@@ -64,8 +64,7 @@ class Shards:
     ) -> list[Shard]:
         """The rows of every batch of ids: those that are kept, and the others made, each by one rank.
 
-        `make(ids, images)` gives rows and image-steps. All images that a rank needs are asked for at once: they are read
-        ahead.
+        `make(ids, images)` gives rows and image-steps. A rank asks for all its images at once: they are read ahead.
         """
         shards, made = dict(kept), {}
         mine = [index for index in range(len(batches)) if index not in shards][self.ranks.rank :: self.ranks.size]

@@ -14,8 +14,9 @@ from torch import Tensor
 from ..errors import RunError
 from ..record import atomic
 from .intake import Material
+from .outcomes import RunRows
 from .sweep import to_bytes
-from .verdict import SCHEMA, RunRows
+from .verdict import SCHEMA
 
 __all__ = ["AIMED", "SHOWN", "Pictures", "load_pictures", "pictures_of"]
 

@@ -21,10 +21,10 @@ from ..random import Key
 from ..scores import ERS_COLUMNS, ers
 from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
 from .intake import Material
+from .outcomes import NOT_PERCENT, Outcome, RunRows, in_units
 from .realisable import FORMS, levels_within
 from .receipts import Receipts, receipted
 from .shards import Shard, Shards
-from .verdict import NOT_PERCENT, Outcome, RunRows, in_units
 
 __all__ = ["Strong", "additions", "overstated", "strengthen", "tables_of"]
 

@@ -17,8 +17,8 @@ from ..perturb.ball import Ball
 from ..perturb.methods import Find
 from ..random import Key
 from .intake import Material
+from .outcomes import RunRows
 from .shards import Shard, Shards
-from .verdict import RunRows
 
 __all__ = ["NEIGHBOURS", "AttackRun", "shown_lists", "sweep", "to_bytes"]
 

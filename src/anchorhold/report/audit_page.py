@@ -8,8 +8,9 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..attacks import goal_named
+from ..auditing.outcomes import NOT_PERCENT
 from ..auditing.strong import tables_of
-from ..auditing.verdict import NOT_PERCENT, fraction
+from ..auditing.verdict import fraction
 from ..errors import AnchorholdError
 from ..scores import ARS_COLUMNS
 from .charts import Axis, Point, Series, chart, key

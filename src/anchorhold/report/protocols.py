@@ -6,7 +6,7 @@ is always of one audit, so over the same images.
 
 from collections.abc import Iterator, Sequence
 
-from ..auditing.verdict import NOT_PERCENT
+from ..auditing.outcomes import NOT_PERCENT
 from ..errors import RunError
 from ..scores import ERS_COLUMNS
 from .collect import Entry, dig, number
