@@ -100,7 +100,7 @@ def test_receipts_hold(strong: Audit, place: Path, folder: Path, check: Callable
     )
     text = str(found)
     assert "128 images of 4 goals hold: recall" in text and "ε = 16/255, seed 0, of 40 samples" in text
-    assert "audit.json says the same" in text
+    assert "are those of audit.json, whose scores were not made again" in text
     assert "no audit.json" in str(check(folder)) and check(folder).problems == ()  # receipts may travel alone
 
 

@@ -16,7 +16,7 @@ from anchorhold.attacks import Scene, attack, goal_named
 from anchorhold.auditing import Audit, ensemble, run, sweep
 from anchorhold.auditing.algorithm1 import algorithm1
 from anchorhold.auditing.ensemble import FALLS, MEMBERS
-from anchorhold.auditing.realisable import in_8_bits, levels_within, through_jpeg
+from anchorhold.auditing.realisable import FORMS, in_8_bits, levels_within, through_jpeg
 from anchorhold.auditing.strong import tables_of
 from anchorhold.auditing.until import check_until
 from anchorhold.cli.strong import print_tables, second_model
@@ -159,8 +159,9 @@ def test_a_curve_of_standard_attacks(model: Embedder, digits: Split) -> None:
     assert found.curve["lines"]["QA+"][0] > found.curve["lines"]["QA+"][-1]
 
 
+@pytest.mark.parametrize("name", ["QA+", "GTM", "GTT"])
 def test_a_larger_eps_starts_where_a_smaller_one_ended(
-    model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
+    name: str, model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[float] = []
 
@@ -170,7 +171,7 @@ def test_a_larger_eps_starts_where_a_smaller_one_ended(
         return attack(embed, images, *others, starts=starts, **more)
 
     monkeypatch.setattr(ensemble, "attack", spy)
-    ah.audit(model, digits, epsilons=[4 / 255, 8 / 255], attacks=["QA+"], **QUICK)
+    ah.audit(model, digits, epsilons=[4 / 255, 8 / 255], attacks=[name], **QUICK)
     assert begun == pytest.approx([4 / 255, 8 / 255], abs=1e-6)  # of 8/255 and of 16/255
 
 
@@ -210,6 +211,12 @@ def test_scores_as_files(strong: Audit) -> None:
     bits, jpeg = (strong.strong["realisable"][form]["ers"] for form in ("8 bits", "JPEG 90"))
     score = strong.protocols["strong"].ers
     assert score is not None and abs(bits - score.value) < 3 and jpeg > score.value
+
+
+def test_what_is_rounded_stays_within_an_eps_between_two_levels() -> None:
+    clean = in_8_bits(torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    moved = (clean + 0.01).clamp(0, 1)  # 2.55 levels
+    assert ((FORMS["8 bits"](moved, clean, 0.01) - clean) * 255).round().max() == 2
 
 
 def test_levels_stay_within_eps_and_jpeg_changes_images() -> None:
@@ -384,8 +391,17 @@ def test_hidden_gradients_fool_the_standard_audit_only(
     flags = {flag.name: flag.message for flag in found.flags}
     assert {"zero-gradient", "black-box-beats-white-box", "strong-below-standard"} <= set(flags)
     assert "fell to Square" in flags["black-box-beats-white-box"]
-    assert "print would overstate by" in flags["strong-below-standard"]
+    assert "those overstate by" in flags["strong-below-standard"]
     assert flags["strong-below-standard"].split(" is ")[0] in ("ES:R", "LTM", "GTM", "100·ES:D")
+
+
+def test_a_curve_does_not_hide_who_beat_whom(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MEMBERS", shorter(6, 120))
+    torch.manual_seed(0)
+    net = Rounded(Embedder("small", 16, channels=1, size=8))
+    settings = {**QUICK, "examine": run.flags_of, "eps": 0.1, "alpha": 0.03, "attacks": ["GTM"]}
+    found = ah.audit(net, digits, strength="strong", epsilons=[0.05, 0.08, 0.095], **settings)
+    assert "black-box-beats-white-box" in {flag.name for flag in found.flags}
 
 
 def test_transfer_sees_what_the_models_own_gradients_do_not(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:

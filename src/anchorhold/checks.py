@@ -296,7 +296,7 @@ def strong_below_standard(probe: Probe) -> Flag | None:
     if apart > OVERSTATED:
         what = probe.strong.get("what", "ERS")
         said = f"{what} is {strong:.1f} under strong attacks and {standard:.1f} under standard ones"
-        return Flag("strong-below-standard", f"{said}: print would overstate by {apart:.1f} points", apart, OVERSTATED)
+        return Flag("strong-below-standard", f"{said}: those overstate by {apart:.1f} points", apart, OVERSTATED)
     return None
 
 

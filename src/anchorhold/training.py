@@ -262,7 +262,7 @@ def _train(
                     check_finite(run, bool(finite), at, report)
                     advance(at.step, f"epoch {at.epoch + 1}, {meters.note()}")
                 if fast and at.step == first + 1:
-                    report.say(f"the first step ended after {duration(time.monotonic() - begun)}, with compilation")
+                    report.say(f"the first step ended after {duration(time.monotonic() - begun)}, compiled")
                 if at.step == first + LOOK:
                     warm = time.monotonic()  # what is compiled and captured comes once
                 if at.step == first + 2 * LOOK:

@@ -153,6 +153,20 @@ def test_square_says_what_it_cannot_do() -> None:
 # C&W ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
+def test_cw_moves_black_and_white_pixels_too(share: float) -> None:
+    """A linear goal: each pixel goes ε towards its sign, or stays where that leads out of [0, 1]."""
+    embed, weight = linear_embedder(64)
+    x = 0.1 + 0.8 * pictures(6, 8)
+    ends = KEY("ends").uniform(torch.arange(6), (1, 1, 8, 8))
+    x = torch.where(ends < share / 2, 0.0, torch.where(ends > 1 - share / 2, 1.0, x))
+    goal, eps = towards(draw(6, 5)), 8 / 255
+    found = METHODS["cw"](embed, x, goal, Ball(eps), Budget(50), key=KEY)
+    best = (x + eps * (draw(6, 5) @ weight).reshape(6, 1, 1, 8, 8).sign()).clamp(0, 1)
+    before, now, most = (reached(embed, each, goal) for each in (x, found.images, best))
+    assert ((now - before) / (most - before)).min() > 0.9
+
+
 def test_cw_finds_the_smallest_l2_norm_of_a_linear_two_class_case() -> None:
     """Two prototypes p, n and e(x) = W x: |Wx − p| > |Wx − n| beyond the hyperplane 2⟨n − p, Wx⟩ = |n|² − |p|²."""
     embed, weight = linear_embedder(9)

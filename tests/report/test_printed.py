@@ -92,6 +92,20 @@ def test_other_settings_are_named_but_neither_seed_nor_place(tmp_path: Path) -> 
     assert departures(the_run(tmp_path / "c", recipe="act"), row_named(HM))[0] == "defence.name act, not hardness"
 
 
+def test_a_weaker_audit_or_a_robust_start_is_no_reproduction(tmp_path: Path) -> None:
+    last = [{"epoch": 75, "r1": 36.0}]
+    an_audit(a_run(tmp_path / "a", last, on="cub", row=HM), ers=33, eps=1 / 255)
+    an_audit(a_run(tmp_path / "b", last, on="cub", row=HM, model={"weights": "resnet18_robust_linf4.pt"}), ers=33)
+    some = an_audit(a_run(tmp_path / "c", last, on="cub", row=HM), ers=33) / "audit.json"
+    some.write_text(
+        some.read_text().replace('"attacked": [100, 100]', '"attacked": [100, 100], "images": [5924, 5924]')
+    )
+    assert [line["verdict"] for line in cells(tmp_path)] == ["within"] * 3
+    found = [departures(entry, row_named(HM)) for entry in collect([tmp_path]).entries]
+    assert found[0] == [f"audit.eps {1 / 255}, not {8 / 255}"]
+    assert found[1:] == [["start resnet18_robust_linf4.pt"], ["audited on 100 of 5,924 queries"]]
+
+
 def test_a_row_counts_on_its_own_data_only(tmp_path: Path) -> None:
     assert row_of(the_run(tmp_path / "a")) == row_named(HM)
     assert row_of(the_run(tmp_path / "b", row="999/t1/cub/future")) is None

@@ -147,6 +147,7 @@ class Contest:
     def __init__(self, task: Task, embed: Embed, images: Tensor, scene: Scene, ids: Tensor, key: Key) -> None:
         self.task, self.embed, self.scene, self.key = task, embed, scene, key
         self.clean, self.images, self.ids = images, images.clone(), ids.to(scene.gallery.device)
+        self.latest = images  # what was offered last: where nobody is worse off, it still leads somewhere
         self.targets = task.goal.targets(scene, self.ids, key)
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
         self.measures = self.initial = self.measure(self.embeddings)
@@ -161,11 +162,17 @@ class Contest:
     def offer(self, images: Tensor, rows: Tensor) -> None:
         """Whoever is worse off with these images keeps them."""
         embeddings = embed_all(self.embed, [images])
+        self.latest = self.latest.index_copy(0, rows, images)
         now = self.measure(embeddings, rows)
         worse = self.task.hurt(now[self.task.main], self.measures[self.task.main][rows])
         at = rows[worse]
         self.images[at], self.embeddings[at] = images[worse], embeddings[worse]
         self.measures = {name: row.index_copy(0, at, now[name][worse]) for name, row in self.measures.items()}
+
+    def found(self) -> Tensor:
+        """Where a larger ε may start: the worst image of each sample, or, while none hurt it, the last tried."""
+        moved = (self.images != self.clean).flatten(1).any(1)
+        return torch.where(moved.reshape(-1, *(1,) * (self.images.ndim - 1)), self.images, self.latest)
 
     def left(self) -> Tensor:
         """Rows that are not lost yet, and that aim at somebody."""

@@ -1,6 +1,7 @@
 """What is left of a perturbation once its image is a file: rounded to 8 bits, or a JPEG of quality 90."""
 
 import io
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -42,4 +43,8 @@ def levels_within(images: Tensor, clean: Tensor, eps: float) -> Tensor:
     return wanted.clamp(0, 255).to(torch.uint8)
 
 
-FORMS = {"8 bits": in_8_bits, "JPEG 90": through_jpeg}
+# What a file makes of perturbed images, given the clean ones and ε.
+FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "8 bits": lambda images, clean, eps: levels_within(images, clean, eps).to(images.dtype) / 255,
+    "JPEG 90": lambda images, clean, eps: through_jpeg(images),
+}

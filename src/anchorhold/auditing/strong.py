@@ -131,7 +131,7 @@ def _climb_ladder(
         rows["targets"] = contest.targets
     rows |= {f"before/{name}": row for name, row in contest.initial.items()}
     for place, eps in enumerate(ladder):
-        here, starts = replace(ball, eps=eps), contest.images.clone() if place else None
+        here, starts = replace(ball, eps=eps), contest.found() if place else None
         scale = eps / ball.eps if ball.eps else 1.0
         scaled = replace(budget, alpha=budget.alpha * scale)
         contest.standard(here, scaled)
@@ -141,8 +141,12 @@ def _climb_ladder(
         if starts is not None and members:
             contest.enter(WARM, here, surrogate, starts)
         for member in members:
+            before = contest.measures[task.main]
             contest.enter(member, here, surrogate)
-            rows[f"after/{member.name}"] = contest.measures[task.main]
+            rows[f"after/{member.name}"] = now = contest.measures[task.main]
+            if eps <= ball.eps:  # whom a smaller ε beat is lost before the audit's own begins
+                gain = (now - before).abs() > 0.05
+                rows[f"beaten/{member.kind}"] = gain | rows.get(f"beaten/{member.kind}", torch.zeros_like(gain))
         rows |= {f"curve/{place}/{name}": row for name, row in contest.measures.items()}
         if eps == ball.eps:
             rows |= _snapshot(contest, eps, kept)
@@ -159,7 +163,7 @@ def _snapshot(contest: Contest, eps: float, kept: set[int]) -> dict[str, Tensor]
     rows["shift"] = euclidean(contest.embeddings, clean).double()
     for form, change in FORMS.items():
         if contest.images.shape[1] in (1, 3):
-            after = contest.measure(embed_all(contest.embed, [change(contest.images)]))
+            after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, eps)]))
             rows |= {f"{form}/{name}": row for name, row in after.items()}
     picked = torch.tensor([place for place, number in enumerate(contest.ids.tolist()) if number in kept]).long()
     picked = picked.to(contest.ids.device)
@@ -246,21 +250,19 @@ def _doubts(
 ) -> dict[str, float]:
     """What flags ask about the ensemble, in percent.
 
-    The shares of samples that Square, or transfer, still beat after all attacks by gradients: of right answers, or,
-    without a recall goal, of samples that it pushed 5 % of the list further.
+    The shares of samples that Square, or transfer, still beat after all attacks by gradients, at the audit's ε or a
+    smaller one of its curve: of right answers, or, without a recall goal, of samples that it pushed 5 % of the list
+    further.
     """
     found: dict[str, float] = {}
     task = next((each for each in chosen if each.name == "recall"), chosen[0] if chosen else None)
     if task is None:
         return found
-    rows, names = whole[task.name], ["standard", *(m.name for m in members)]
+    rows = whole[task.name]
     clean = rows[f"before/{task.main}"]
     counted = clean > 0.5 if task.name == "recall" else torch.ones_like(clean, dtype=torch.bool)
-    for before, member in zip(names, members):
-        if member.kind == "white" or not counted.any():
-            continue
-        gain = (rows[f"after/{member.name}"] - rows[f"after/{before}"]).abs() > 0.05
-        found[member.kind] = 100 * float(gain[counted].double().mean())
+    for kind in {member.kind for member in members} - {"white"} if counted.any() else ():
+        found[kind] = 100 * float(rows[f"beaten/{kind}"][counted].double().mean())
     return found
 
 

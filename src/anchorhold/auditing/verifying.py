@@ -53,7 +53,8 @@ class Verified:
     def __str__(self) -> str:
         goals = ", ".join(f"{name} {mean:.3f}" for name, mean in self.means.items())
         many = f"{self.limit:,} samples" if self.limit else "all samples"
-        told = "audit.json says the same" if self.beside else "there is no audit.json to compare with"
+        same = "model, data, ε, seed and goals are those of audit.json, whose scores were not made again"
+        told = same if self.beside else "there is no audit.json to compare with"
         return (
             f"{self.images} images of {len(self.means)} goals hold: {goals}\n"
             f"ε = {fraction(self.eps)}, seed {self.seed}, of {many}; measures within {AGREES:g}; {told}"

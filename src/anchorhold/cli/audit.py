@@ -106,7 +106,8 @@ def audit(
     print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
     print(f"the page: {out / 'page.html'}")
     if strength == "strong":
-        print(f"receipts, for `anchorhold verify {out} --model {model} --data {data}`: {out / 'receipts'}")
+        at = f" --root {root}" if root is not None else ""
+        print(f"receipts, for `anchorhold verify {out} --model {model} --data {data}{at}`: {out / 'receipts'}")
 
 
 @app.command()

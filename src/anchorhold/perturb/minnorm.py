@@ -18,7 +18,8 @@ from .ball import Ball
 __all__ = ["CW_STEPS", "carlini_wagner", "smallest_eps", "smallest_l2"]
 
 CW_STEPS = 50  # 003, appendix B
-INSIDE = 1 - 1e-6  # tanh never reaches its ends, so pixels that do begin a little inside
+# tanh never reaches its ends, and near them hardly moves: black and white pixels begin inside, within a small ball.
+INSIDE = 1 - 8 / 255
 
 
 class _Adam:
@@ -36,8 +37,9 @@ class _Adam:
         return self.rate * first / (second.sqrt() + 1e-8)
 
 
-def _to_free(x: Tensor, low: float, high: float) -> Tensor:
-    return torch.atanh((2 * (x - low) / (high - low) - 1).clamp(-INSIDE, INSIDE))
+def _to_free(x: Tensor, low: float, high: float, eps: float = 1.0) -> Tensor:
+    inside = max(INSIDE, 1 - eps / (high - low))
+    return torch.atanh((2 * (x - low) / (high - low) - 1).clamp(-inside, inside))
 
 
 def _to_image(w: Tensor, low: float, high: float) -> Tensor:
@@ -69,12 +71,12 @@ def carlini_wagner(
     best = images.clone() if starts is None else ball.project(starts, images)
     level = torch.full((len(images),), -torch.inf, dtype=torch.float64, device=images.device)
     over = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-    w = _to_free(best, ball.low, ball.high)
+    w = _to_free(best, ball.low, ball.high, ball.eps)
     if objective.first is not None and starts is None:
         check(key is not None, "this objective is stationary at the clean image: C&W needs a key for a random start")
         assert key is not None
         there = ball.start(images, key("start", 0), positions if ids is None else ids)
-        w = _to_free(there, ball.low, ball.high)
+        w = _to_free(there, ball.low, ball.high, ball.eps)
     # 5e-3 is Carlini's; a wider ball is not crossed with it in so few iterations.
     adam, work = _Adam(max(5e-3, ball.eps / 2)), 0
     for step in range(budget.steps + 1):
@@ -120,7 +122,7 @@ def smallest_l2(
     `attacks.recall.margin`, or a user's own.
     """
     positions = torch.arange(len(images), device=images.device)
-    start = _to_free(images, low, high)
+    start = _to_free(images, low, high, 1e-6)  # every length counts here, that of the beginning too
     best, norms = images.clone(), torch.full((len(images),), torch.inf, dtype=torch.float64, device=images.device)
     least, most = torch.zeros_like(norms), torch.full_like(norms, torch.inf)
     c = torch.full_like(norms, 1.0)

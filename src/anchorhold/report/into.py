@@ -70,7 +70,7 @@ def anew(text: str, beside: Path, folders: Sequence[Path]) -> tuple[str, int, tu
         else:
             check(False, f"{line} has no {_END}")
         asked, table, sort = _asked(begin["asked"])
-        if {folder.resolve() for folder in asked} <= given:
+        if all(given & {folder.resolve(), *folder.resolve().parents} for folder in asked):
             found = collect(asked)
             problems |= dict.fromkeys(found.problems)
             shown = TABLES[table](found.entries)

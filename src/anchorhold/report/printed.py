@@ -6,7 +6,9 @@ and the published ERS both lie in the band around one of the two, with the setti
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 
+from ..attacks.run import BUDGETS
 from ..errors import AnchorholdError, SettingsError
 from ..rows import Row, row_named, row_settings, rows
 from ..settings import settings_from, to_dict
@@ -55,7 +57,7 @@ def ars_of(row: Row) -> float | None:
 
 
 def departures(entry: Entry, row: Row) -> list[str]:
-    """Where the settings of a run are not the row's, such as `train.epochs 40, not 75`; seed and start apart."""
+    """Where a run or its audit is not as the row is meant, such as `train.epochs 40, not 75`; the seed apart."""
     try:
         meant = to_dict(settings_from(row.recipe, {**row_settings(row), "data": {"name": row.data}}))
     except AnchorholdError as error:  # a recipe that this version cannot read judges nothing
@@ -69,6 +71,27 @@ def departures(entry: Entry, row: Row) -> list[str]:
             # A setting that is younger than the run had no other value then.
             if key in own and key in meant[section] and own[key] != meant[section][key]:
                 found.append(f"{section}.{key} {own[key]}, not {meant[section][key]}")
+    return found + _start(entry, row) + _audited(entry)
+
+
+def _start(entry: Entry, row: Row) -> list[str]:
+    """Robust weights to start from, where the row has none."""
+    weights = str(dig(entry.info, "settings", "model", "weights") or "")
+    return [f"start {Path(weights).name}"] if "robust" in weights.lower() and not row.printed.get("init") else []
+
+
+def _audited(entry: Entry) -> list[str]:
+    """Where the audit is not print's: 32 steps of 3/255 within 8/255 on all images."""
+    if entry.audit is None:
+        return []
+    own = dig(entry.audit, "settings")
+    own = own if isinstance(own, Mapping) else {}
+    budget = BUDGETS["standard"]
+    meant = {"eps": budget.eps, "alpha": budget.alpha, "steps": budget.steps, "method": "pgd"}
+    found = [f"audit.{name} {own[name]}, not {value}" for name, value in meant.items() if own.get(name, value) != value]
+    attacked, images = (dig(entry.audit, "data", name) for name in ("attacked", "images"))
+    if isinstance(attacked, list) and isinstance(images, list) and attacked[:1] != images[:1]:
+        found.append(f"audited on {attacked[0]:,} of {images[0]:,} queries")
     return found
 
 
