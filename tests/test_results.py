@@ -5,9 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import anchorhold
+from anchorhold.report.collect import collect
 from anchorhold.report.into import anew
+from anchorhold.report.scatter import drawn
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "results.md").read_text()
@@ -93,9 +96,11 @@ def test_reproduced_means_in_the_band_with_the_settings_of_the_row() -> None:
 
 
 @pytest.mark.parametrize("name", ["cub-rows.png", "cub-cost.png"])
-def test_the_pictures_are_there_and_small(name: str) -> None:
+def test_the_pictures_are_there_small_and_of_these_runs(name: str) -> None:
     picture = ROOT / "docs" / name
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 150_000 and f"({name})" in PAGE
+    with Image.open(picture) as file:
+        assert file.info["Description"] == drawn(collect([ROOT / "results" / "cub"]).entries)
 
 
 def test_the_digits_table_repeats_the_demos() -> None:

@@ -206,8 +206,9 @@ def _save(
     names: Sequence[tuple[dict[str, Any], str]],
     out: Path,
     last: Callable[[], None] | None = None,
+    about: str = "",
 ) -> Path:
-    """Add the legend and write the figure; `last` is called when everything has its place."""
+    """Add the legend and write the figure; `last` is called when everything has its place, a PNG says its `about`."""
     from matplotlib.lines import Line2D
 
     if names:
@@ -222,5 +223,7 @@ def _save(
         figure.draw_without_rendering()
         last()
     with atomic(out) as temporary:
-        figure.savefig(temporary, dpi=_DPI, format=out.suffix[1:].lower())
+        form = out.suffix[1:].lower()
+        said = {"Description": about} if about and form == "png" else None
+        figure.savefig(temporary, dpi=_DPI, format=form, metadata=said)
     return out

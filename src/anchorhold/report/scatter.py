@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.transforms import Bbox
 
-__all__ = ["SCATTERS", "plot_cost", "plot_rows"]
+__all__ = ["SCATTERS", "drawn", "plot_cost", "plot_rows"]
 
 Point = tuple[float, float]
 
@@ -63,7 +63,8 @@ def plot_rows(entries: Sequence[Entry], out: str | Path) -> Path:
     axis.set(xlabel="R@1 (%)", ylabel="ERS", title=_drawn(data))
     axis.set_ylim(bottom=max(axis.get_ylim()[0], 0.0))
     points = {run: run.r1 for run in shown}
-    return _save(figure, [axis], _legend(shown, printed), out, lambda: _label(axis, points, grey))
+    last = lambda: _label(axis, points, grey)  # noqa: E731
+    return _save(figure, [axis], _legend(shown, printed), out, last, drawn(entries))
 
 
 def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
@@ -96,11 +97,18 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
         for axis, points in panels:
             _label(axis, points, grey if axis is left else [])
 
-    return _save(figure, [left, right], _legend(shown, printed), out, last)
+    return _save(figure, [left, right], _legend(shown, printed), out, last, drawn(entries))
 
 
 SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = {"rows": plot_rows, "cost": plot_cost}
 """Figures of runs as points, by name."""
+
+
+def drawn(entries: Sequence[Entry]) -> str:
+    """The points of our own in a figure of these runs, in words: a PNG carries them, to be told from an old one."""
+    runs, data = _shown(entries)
+    points = [f"{run.name} {run.r1:.1f} {' '.join(f'{p} {v:.1f}' for p, v in run.ers.items())}" for run in runs]
+    return f"{data}: {'; '.join(points)}"
 
 
 def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
