@@ -207,3 +207,19 @@ def test_the_gaussians_repeat_their_runs() -> None:
             row = found[name]
             numbers = f"{row['clean']:.1f} | {row['attacked']['nearest']:.1f} | {row['attacked']['margin']:.1f}"
             assert f"| {found['seed']} | {name} | {numbers} | {row['shift']:.3f} |" in PAGE
+
+
+def test_the_page_on_scale_repeats_the_benchmark() -> None:
+    page = (ROOT / "docs" / "scale.md").read_text()
+    cpu, gpu = (json.loads((ROOT / "results" / "scale" / f"{name}.json").read_text()) for name in ("cpu", "gpu"))
+    for found in (cpu, gpu):
+        assert found["commit"] and "dirty" not in found["commit"]
+    for part, at in (("metrics", -1), ("nmi", -1), ("search", -1), ("gallery", 0), ("gallery", -1)):
+        a, b = (found["scale"][part][at] for found in (cpu, gpu))
+        assert a["count"] == b["count"]
+        cells = f"| {a['seconds']:.2f} | {a['peak_mb']:,.0f} | {b['seconds']:.2f} | {b['gpu_peak_mb']:,.0f} |"
+        assert cells in page, part
+        assert a["peak_mb"] <= a.get("limit_mb", 1e9)
+    one, two = cpu["scale"]["ranks"]
+    assert f"by two {two['audit_seconds']:.1f} s" in page and one["ers"] == two["ers"]
+    assert two["audit_seconds"] <= 0.6 * one["audit_seconds"]
