@@ -11,7 +11,7 @@ from torch import nn
 
 from .errors import ModelError, RunError
 from .model.frozen import precise
-from .ranks import local_rank, started
+from .ranks import local_rank, neighbours, started
 
 __all__ = ["compiles", "computing", "device_named", "living_on", "repeatable"]
 
@@ -20,7 +20,11 @@ PAYS = 1_000_000  # image-steps from which compiling the ascent costs less than 
 
 def device_named(name: str) -> torch.device:
     """auto, cpu, cuda or cuda:N; auto is the GPU where there is one."""
-    if name in ("auto", "cuda") and started()[1] > 1 and torch.cuda.is_available():
+    if started()[1] > 1 and name != "cpu" and torch.cuda.is_available():
+        if name not in ("auto", "cuda"):
+            raise RunError(f"each rank takes a GPU of its own: leave out --device {name}")
+        if local_rank() >= torch.cuda.device_count():
+            raise RunError(f"{neighbours()} ranks here, but {torch.cuda.device_count()} GPUs; start as many ranks")
         name = f"cuda:{local_rank()}"
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -20,7 +20,7 @@ from .model.frozen import Embed, embed_all, frozen
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
-from .ranks import Ranks
+from .ranks import Ranks, neighbours
 from .settings import DataSettings
 from .triplets import collapseness, hardness, mine
 
@@ -82,7 +82,9 @@ def load_images(
 
     Files are decoded once beforehand in any case, so that a bad one is met now and not hours later.
     """
-    size, streams = settings.resize or None, _streams(split, settings)
+    ranks = ranks or Ranks()
+    # What one rank reads a share of, all do; and those before us may have filled the memory.
+    size, streams = settings.resize or None, ranks.any(_streams(split, settings))
     with report.task(f"{'checking' if streams else 'decoding'} {split.name}", len(split)) as advance:
         how: dict[str, Any] = {
             "workers": settings.workers or None,
@@ -104,7 +106,7 @@ def load_images(
         report.say(f"{split.name}: {len(kept):,} images, {_bytes(kept, settings) / 1e9:.1f} GB, {place}")
     labels = kept.labels.to(device)
     crop = settings.crop or None
-    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, size, ranks or Ranks())
+    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, size, ranks)
 
 
 def _bytes(split: Split, settings: DataSettings) -> int:
@@ -115,7 +117,7 @@ def _streams(split: Split, settings: DataSettings) -> bool:
     """Whether the images are read again at every need: on request, or where they would fill half of what is left."""
     if split.paths is None or settings.store == "resident":
         return False
-    return settings.store == "stream" or _bytes(split, settings) > memory_left() // 2
+    return settings.store == "stream" or _bytes(split, settings) * neighbours() > memory_left() // 2
 
 
 def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, float]:

@@ -7,10 +7,10 @@ and what a defence remembers are those of the whole batch on every rank. The num
 a step takes and nothing else, up to the order in which numbers are added.
 """
 
-import atexit
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -20,9 +20,12 @@ from torch import Tensor
 
 from .errors import AnchorholdError, RunError
 
-__all__ = ["Ranks", "joined", "local_rank", "started"]
+__all__ = ["Ranks", "joined", "local_rank", "neighbours", "started"]
 
 T = TypeVar("T")
+
+# Others may be busy for long, with a batch of a strong audit or a slow disk. If one dies, torchrun ends all.
+PATIENCE = timedelta(hours=6)
 
 
 def started() -> tuple[int, int]:
@@ -35,14 +38,19 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def neighbours() -> int:
+    """How many processes of this job share this machine's memory and processors."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def joined(device: torch.device) -> "Ranks":
     """The ranks of this job, connected: by NCCL where they compute on GPUs, by gloo on CPUs."""
     rank, size = started()
     if size == 1:
         return Ranks()
     if not dist.is_initialized():
-        _told(lambda: dist.init_process_group("nccl" if device.type == "cuda" else "gloo"))
-        atexit.register(dist.destroy_process_group)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        _told(lambda: dist.init_process_group(backend, timeout=PATIENCE))
     return Ranks(rank, size, device)
 
 
@@ -50,7 +58,9 @@ def _told(call: Callable[[], T]) -> T:
     """The result of a call to the others; one clear line where they do not answer."""
     try:
         return call()
-    except RuntimeError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:200]
         raise RunError(
             f"rank {started()[0]} lost the others: a process died or the network failed ({reason}); "
@@ -72,8 +82,11 @@ class Ranks:
         return self.rank == 0
 
     def splits(self, count: int) -> bool:
-        """Whether `count` things are shared out; fewer than there are ranks are done by every one."""
-        return 1 < self.size <= count
+        """Whether `count` things are shared out; of fewer than two a rank every rank does them all.
+
+        Live BatchNorm has no statistics of one image.
+        """
+        return self.size > 1 and count >= 2 * self.size
 
     def share(self, count: int) -> slice:
         """This rank's part of `count` things in order.
@@ -99,7 +112,7 @@ class Ranks:
 
         Item i gives lengths[i] rows whatever is done with it, so the result does not depend on the number of ranks.
         """
-        if not self.splits(len(items)):
+        if not 1 < self.size <= len(items):
             return work(items)
         mine = self._shares(len(items))
         counts = [sum(lengths[part]) for part in mine]
@@ -120,16 +133,17 @@ class Ranks:
                 tensor.copy_(total.reshape(tensor.shape))
 
     def sums(self, count: int, *numbers: float) -> Sequence[Tensor | float]:
-        """What the shares of `count` things gave, each number summed over ranks without waiting for a GPU."""
-        if not self.splits(count):
-            return [float(number) for number in numbers]
-        totals = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        _told(lambda: dist.all_reduce(totals))
-        return totals.unbind()
+        """What the shares of `count` things gave, each number summed over ranks, left on the GPU."""
+        return self._added(*numbers).unbind() if self.splits(count) else [float(number) for number in numbers]
 
     def any(self, truth: bool) -> bool:
         """Whether it is true on any rank."""
-        return truth if self.size == 1 else bool(self.sums(self.size, float(truth))[0])
+        return truth if self.size == 1 else bool(self._added(float(truth)).item())
+
+    def _added(self, *numbers: float) -> Tensor:
+        totals = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        _told(lambda: dist.all_reduce(totals))
+        return totals
 
     def once(self, work: Callable[[], T]) -> T:
         """What `work` gives on the first rank, on every rank; an error that a user can mend too."""
@@ -167,6 +181,16 @@ class Ranks:
         if self.size > 1:
             for tensor in tensors:
                 _told(lambda tensor=tensor: dist.broadcast(tensor, 0))  # type: ignore[misc]
+
+    def alike(self, what: str, thing: object) -> None:
+        """Refuse to go on where a rank has another `thing` than the first: they would go different ways, unseen."""
+        held = self.collected(thing)
+        other = next((rank for rank, each in enumerate(held) if each != held[0]), None)
+        if other is not None:
+            raise RunError(
+                f"rank {other} has other {what} than rank 0: all need the same code, weights, images and run folder, "
+                "on a disk that all see"
+            )
 
     def wait(self) -> None:
         """Until all are here."""

@@ -31,6 +31,7 @@ from .errors import Interrupted, RunError
 from .model.average import Average
 from .model.embedder import Embedder
 from .model.graphed import Graphed
+from .model.victim import fingerprint_of
 from .monitors import Images, load_images, recall_under_attack, retrieval, signs_of_collapse
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
@@ -90,6 +91,7 @@ def fit(
             "weights": asdict(model.weights_report) if model.weights_report else None,
             "given": given,  # by the caller: the settings alone cannot make it again
         },
+        "ranks": ranks.size,
         "status": "training",
     }
     out = out or Path("runs") / f"{data.name}-{Path(settings.recipe or 'run').stem}-{settings.train.seed}"
@@ -191,7 +193,9 @@ def _train(
     if run.broken:
         report.say(run.broken)
     at = restored or Progress()
-    ranks.wait()  # until all have read what the first may replace
+    if ranks.size > 1:  # and by then all have read what the first may replace
+        ranks.alike("images", [each.split.fingerprint() for each in (images, test)])
+        ranks.alike("weights or another checkpoint", [fingerprint_of(model), at.step])
     run.cut_metrics(at.epoch)
     if run.writes and (flags := run.read_json().get("flags")):
         run.update_json(flags=[flag for flag in flags if flag["epoch"] <= at.epoch])
@@ -268,8 +272,7 @@ def _train(
                 if at.step == first + 2 * LOOK:
                     left = (total - at.step) * (time.monotonic() - warm) / LOOK
                     report.say(f"about {duration(left)} for {total - at.step:,} steps, looks at the test split apart")
-                # Ranks stop together, or those that go on would wait for ever.
-                if ranks.any(stopping()) if ranks.size == 1 or at.step % LOOK == 0 else False:
+                if ranks.any(stopping()):  # they stop together, or those that go on would wait for ever
                     save()
                     run.update_json(status="interrupted")
                     raise Interrupted(

@@ -1,4 +1,4 @@
-"""What each rank runs in the tests of several ranks: `job.py OUT PHOTOS`, or `job.py die WORDS` for a command."""
+"""What each rank runs in the tests of several ranks: `job.py OUT PHOTOS`, or `job.py die|differ WORDS`."""
 
 import hashlib
 import json
@@ -78,6 +78,16 @@ def main() -> None:
         dies(5)
         sys.argv = ["anchorhold", *sys.argv[2:]]
         command()
+        return
+    if sys.argv[1] == "differ":
+        ah.fit(
+            ah.Embedder("small", 16, channels=1, size=(8, 8), seed=started()[0]),  # each rank with weights of its own
+            digits(),
+            "natural",
+            sys.argv[2],
+            overrides={"train": {"epochs": 1}, "batch": {"pairs": 32}},
+            device="cpu",
+        )
         return
     out, photos = map(Path, sys.argv[1:])
     found: dict[str, Any] = {recipe: train(out / recipe, recipe) for recipe in RECIPES}

@@ -99,11 +99,22 @@ def test_an_error_is_said_on_every_rank_and_nobody_waits(tmp_path: Path) -> None
     assert "is not a run folder" in done.stderr and 'Traceback (most recent call last):\n  File "<frozen' in done.stderr
 
 
+def test_ranks_that_do_not_have_the_same_say_so(tmp_path: Path) -> None:
+    done = launch(2, JOB, "differ", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert "rank 1 has other weights or another checkpoint than rank 0" in done.stderr
+
+
+def test_only_what_ranks_can_do_together_runs_under_torchrun() -> None:
+    done = launch(2, "-m", "anchorhold", "demo")
+    assert done.returncode != 0 and "error: demo is for one process; torchrun is for train, resume" in done.stderr
+
+
 def test_shares_are_in_order_and_leave_nothing_out() -> None:
     for size in range(1, 6):
         for count in range(20):
             shares = [Ranks(rank, size).share(count) for rank in range(size)]
-            if count < size and size > 1:  # too few to share: every rank does them all
+            if count < 2 * size:  # too few to share: every rank does them all
                 assert shares == [slice(0, count)] * size
                 continue
             assert [i for share in shares for i in range(share.start, share.stop)] == list(range(count))

@@ -240,7 +240,8 @@ def _audit(
     for done, run in enumerate(runs):
         side = run.goals[0].side
         if done == 1:
-            report.say(f"about {duration(rows[0].seconds * (len(runs) - 1))} for the other {len(runs) - 1} runs")
+            left = rows[0].seconds / ranks.size * (len(runs) - 1)
+            report.say(f"about {duration(left)} for the other {len(runs) - 1} runs")
         try:
             rows.append(
                 sweep(

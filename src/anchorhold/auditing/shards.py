@@ -43,6 +43,7 @@ class Shards:
         self.about = json.loads(json.dumps(about))  # as it will come back from a file
         self.held: dict[str, Shard] = {}
         self.ranks = ranks or Ranks()
+        self.ranks.alike("images or weights", self.about)
 
     def whole(self, run: str, extra: str = "") -> Shard | None:
         """All rows of a run that is complete."""

@@ -2,6 +2,7 @@
 
 import os  # noqa: I001 (help lists commands in the order of their import)
 import sys
+import traceback
 
 from . import train, audit, strong, index, results, about  # noqa: F401 (each adds its commands)
 from .app import app
@@ -21,7 +22,10 @@ def main() -> None:
         app()
     except SystemExit as end:
         code = end.code
+    except BaseException:  # left to itself it would wait for ranks that wait for it
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Taking the connections down while another rank still holds them aborts now and then, long after the work is done.
+    # Left to its own end, a process that gloo connected aborts now and then, long after the work is done.
     os._exit(code if isinstance(code, int) else 1)

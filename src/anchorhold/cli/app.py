@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import AnchorholdError, Interrupted
+from ..errors import AnchorholdError, Interrupted, RunError
 
 __all__ = ["Commands", "app", "number", "numbers"]
 
@@ -70,8 +70,12 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+RANKED = ("train", "resume", "audit", "embed")  # what several ranks can do together
+
+
 @app.callback()
 def _options(
+    ctx: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", envvar="ANCHORHOLD_DEBUG", help="Show the traceback of an error, in any command")
     ] = False,
@@ -80,6 +84,8 @@ def _options(
     ] = False,
 ) -> None:
     """Options of every command; `Commands` reads them."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and ctx.invoked_subcommand not in RANKED:
+        raise RunError(f"{ctx.invoked_subcommand} is for one process; torchrun is for {', '.join(RANKED)}")
 
 
 def number(option: str, text: str) -> float:

@@ -99,8 +99,10 @@ def begin(memory: Any, shape: tuple[int, ...], reader: int) -> None:
 
     global _shared
     _shared = np.frombuffer(memory, np.uint8).reshape(shape)
-    # Ctrl-C goes to every process of a terminal; the reader ends its step and then its workers.
+    # Ctrl-C goes to every process of a terminal, and torchrun's end to every process of a group: the reader ends its
+    # step and then its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgrp()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ..errors import DataError, SettingsError
 from ..random import Key
+from ..ranks import neighbours
 from .decode import pixels_of, why_unreadable
 from .splits import Split
 
@@ -102,7 +103,7 @@ def _read_all(
         return bad
 
     bad: dict[int, str] = {}
-    with ThreadPoolExecutor(workers or os.cpu_count()) as threads:
+    with ThreadPoolExecutor(workers or max((os.cpu_count() or 1) // neighbours(), 1)) as threads:
         # In order, so that the image an error names does not depend on which thread was first.
         for done, found in enumerate(threads.map(work, range(0, total, _CHUNK)), start=1):
             if found and on_bad_image == "fail":

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, RunError
+from ..ranks import neighbours
 from .decode import begin, fill, fill_shared
 
 __all__ = ["StreamStore", "cores", "memory_left"]
@@ -135,8 +136,9 @@ def _hired(workers: int, size: int) -> Crew:
 
 
 def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many processors this process may use, its neighbours of the same job apart."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(here // neighbours(), 1)
 
 
 def memory_left(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

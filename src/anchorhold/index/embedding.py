@@ -5,7 +5,6 @@ does the blocks that have none, and ends with the same bytes as one that was lef
 """
 
 import io
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -21,6 +20,7 @@ from .. import __version__
 from ..console import Report, Silent, duration
 from ..data.decode import pixels_of, why_unreadable
 from ..data.store import centre_crop
+from ..data.stream import cores
 from ..device import device_named, living_on, repeatable
 from ..errors import AnchorholdError, DataError, Interrupted, ModelError
 from ..model.chunked import chunked
@@ -208,7 +208,7 @@ def _decoded(
 
     waiting: deque[tuple[int, int, Future[Any] | str]] = deque()
     held = 0
-    threads = ThreadPoolExecutor(os.cpu_count())
+    threads = ThreadPoolExecutor(cores())
 
     def oldest() -> tuple[int, Any]:
         nonlocal held
