@@ -25,7 +25,8 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (Interrupted, KeyboardInterrupt) as error:  # left to itself, typer exits without a word
-            print(str(error) or "stopped", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":  # all ranks stop together
+                print(str(error) or "stopped", file=sys.stderr)
             raise typer.Exit(130) from None
         except AnchorholdError as error:
             if ctx.params["debug"]:
