@@ -14,7 +14,7 @@ import anchorhold as ah
 from anchorhold.cli import main as command
 from anchorhold.ranks import started
 
-RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil")
+RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil", "few")
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
 
@@ -39,7 +39,9 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
     }
     if recipe == "adml":  # whose units are coupled
         overrides["defence"] = {"formulation": 1}
-    run = ah.fit(model, digits(), recipe, out, overrides=overrides, device="cpu")
+    if recipe == "few":  # the last batch is too small for three ranks; were all, Adam would not see a wrong scale
+        overrides |= {"batch": {"pairs": 4}, "defence": {"margin": 2.0}}  # no triplet is content
+    run = ah.fit(model, digits(), recipe.replace("few", "natural"), out, overrides=overrides, device="cpu")
     weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
     return {"weights": weights, "metrics": run.metrics()[-1] if run.writes else {}}
 
