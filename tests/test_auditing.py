@@ -330,6 +330,27 @@ def test_a_stopped_audit_goes_on_and_ends_the_same(
         ah.audit(model, digits, **{**QUICK, "attacks": ["nearest"]}, out=tmp_path)
 
 
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_batches_may_be_missing_anywhere(
+    lost: int, model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several ranks any may have been the last: what is kept need not be the beginning."""
+    four = {**QUICK, "attacks": ["TMA"], "batch": 16}
+    whole = ah.audit(model, digits, **four)
+
+    def stopped(*_: Any) -> Any:
+        raise _Stop
+
+    with monkeypatch.context() as patch, pytest.raises(_Stop):
+        patch.setattr(sweep_room, "_joined", stopped)
+        ah.audit(model, digits, **four, out=tmp_path)
+    shards = sorted((tmp_path / "shards").iterdir())
+    assert len(shards) == 4
+    shards[lost].unlink()
+    shards[2].unlink()
+    assert numbers(ah.audit(model, digits, **four, out=tmp_path)) == numbers(whole)
+
+
 def test_killed_without_warning(model: Embedder, digits: Split, tmp_path: Path) -> None:
     script = f"""
         import torch, anchorhold as ah, os, signal

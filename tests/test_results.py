@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,25 @@ def test_the_page_on_scale_repeats_the_benchmark() -> None:
     one, two = cpu["scale"]["ranks"]
     assert f"by two {two['audit_seconds']:.1f} s" in page and one["ers"] == two["ers"]
     assert two["audit_seconds"] <= 0.6 * one["audit_seconds"]
+
+
+def test_the_page_says_which_member_took_how_much() -> None:
+    found = json.loads((ROOT / "results" / "cub" / "hm-lga-112" / "strong" / "audit.json").read_text())
+    after = found["strong"]["after"]
+
+    def left(member: str) -> float:
+        columns = {name: after[name][member] for name in ("CA+", "CA-", "QA+", "QA-", "TMA")}
+        columns |= dict.fromkeys(("ES:R", "LTM", "GTM"), after["recall"][member])
+        return anchorhold.ers(columns | {"ES:D": after["ES"][member], "GTT": after["GTT"][member]})
+
+    scores = {name: found["protocols"][name]["ers"]["value"] for name in ("published", "corrected", "strong")}
+    steps = [scores["corrected"], *(left(member) for member in ("standard", "pgd", "apgd", "apgd-free", "square"))]
+    told = [f"{a - b:.1f}" for a, b in pairwise(steps)]
+    page = " ".join(PAGE.split())
+    assert (
+        f"{told[0]} points go because" in page and f"{told[1]} to PGD" in page and f"{told[2]} to APGD, which" in page
+    )
+    assert f"{told[3]} to APGD on" in page and steps[4] - steps[5] < 0.01 and "add less than 0.01" in page
+    apart = f"{scores['published'] - scores['strong']:.1f} points ({scores['published']:.1f} on these queries)"
+    assert apart in page
+    assert all(f"({found['strong']['realisable'][form]['ers']:.1f})" in page for form in ("8 bits", "JPEG 90"))
