@@ -1,3 +1,4 @@
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from anchorhold.auditing.intake import prepare
 from anchorhold.console import Silent
+from anchorhold.data import store
 from anchorhold.data.datasets import Split, folder_split
-from anchorhold.data.store import ResidentStore, Store, _compacted, centre_crop, crop_flip, decode, resident
-from anchorhold.errors import DataError, SettingsError
+from anchorhold.data.store import ResidentStore, Store, _compacted, centre_crop, crop_flip, decode, readable, resident
+from anchorhold.data.workers import START
+from anchorhold.errors import DataError, RunError, SettingsError
 from anchorhold.model.embedder import Embedder
 from anchorhold.monitors import load_images
 from anchorhold.random import Key
@@ -40,6 +43,36 @@ def save(path: Path, image: Image.Image, **options: Any) -> Path:
 
 
 # ---- decode ------------------------------------------------------------------
+
+
+@pytest.mark.skipif(START != "fork", reason="processes that start anew cost more than they save")
+def test_processes_read_what_threads_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [save(tmp_path / f"{n:02}.png", Image.fromarray(noise(9, 7, seed=n))) for n in range(40)]
+    whole, one = files(*paths), decode(files(*paths), 8, workers=3)
+    for broken in (5, 6, 30):
+        paths[broken].write_bytes(b"no image")
+    some = decode(whole, 8, workers=3, on_bad_image="skip")
+    monkeypatch.setattr(store, "_MANY", 1)
+    monkeypatch.setattr(store, "ThreadPoolExecutor", None)  # it must not be asked for
+    assert readable(whole, 8, workers=3, on_bad_image="skip")[1] == some.skipped
+    again = decode(whole, 8, workers=3, on_bad_image="skip")
+    assert again.skipped == some.skipped and len(some.skipped) == 3
+    assert torch.equal(again.images, some.images) and torch.equal(again.split.labels, some.split.labels)
+    kept = [n for n in range(40) if n not in (5, 6, 30)]
+    assert torch.equal(some.images, one.images[kept])
+    with pytest.raises(DataError, match=r"cannot read .*05\.png: not an image"):
+        decode(whole, 8, workers=3)
+
+
+@pytest.mark.skipif(START != "fork", reason="processes that start anew cost more than they save")
+def test_a_process_that_dies_while_it_decodes_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [save(tmp_path / f"{n:02}.png", Image.fromarray(noise(9, 7, seed=n))) for n in range(20)]
+    monkeypatch.setattr(store, "_MANY", 1)
+    monkeypatch.setattr("anchorhold.data.decode.pixels_of", lambda *_: os._exit(1))
+    with pytest.raises(RunError, match=r"a process that reads images died.*data\.workers=1"):
+        decode(files(*paths), 8, workers=2)
 
 
 def test_every_kind_of_file_becomes_rgb_bytes(tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 import anchorhold as ah
 from anchorhold import monitors
 from anchorhold.console import Silent
-from anchorhold.data import stream
+from anchorhold.data import workers as processes
 from anchorhold.data.datasets import dataset, folder_split
 from anchorhold.data.splits import Split
 from anchorhold.data.store import ResidentStore, Store, decode
-from anchorhold.data.stream import StreamStore, cores, memory_left
+from anchorhold.data.stream import StreamStore, memory_left
+from anchorhold.data.workers import cores
 from anchorhold.errors import DataError, RunError
 from anchorhold.settings import DataSettings
 
@@ -64,7 +65,7 @@ def test_frames_are_those_of_a_store_that_holds_them_all(split: Split, workers: 
 
 
 def test_workers_that_are_spawned_give_the_same(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "START", "spawn")
+    monkeypatch.setattr(processes, "START", "spawn")
     held, store = decode(split, 12).images, streamed(split)
     plan = list(torch.arange(40).repeat(3).split(32))
     assert all(torch.equal(each, held[ids]) for ids, each in zip(plan, store.frames(plan), strict=True))
@@ -180,7 +181,7 @@ def test_the_three_stores_give_the_same_weights(tmp_path: Path, monkeypatch: pyt
         return ResidentStore(images, elsewhere)
 
     def fit(name: str, store: str, start: str = "fork") -> dict[str, Any]:
-        monkeypatch.setattr(stream, "START", start)
+        monkeypatch.setattr(processes, "START", start)
         changes = {**FIT, "data": {**FIT["data"], "store": store, "workers": 2}}
         run = ah.fit(None, data, "hm-lga", tmp_path / name, overrides=changes, device="cpu")
         rows = [{key: value for key, value in row.items() if key != "seconds"} for row in run.metrics()]

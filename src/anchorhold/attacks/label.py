@@ -66,7 +66,7 @@ class LabelAttack(Goal):
             outside = distances.masked_fill(has | itself, torch.inf).amin(1)
             return (outside - inside if self.targeted else inside - outside).clamp(max=SLACK)
 
-        return Objective(value, lambda e, positions: value(e, positions) >= SLACK)
+        return Objective(value, top=SLACK)
 
     def measure(
         self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None

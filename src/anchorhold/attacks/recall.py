@@ -133,8 +133,7 @@ class LearningToMisrank(RecallGoal):
             furthest_other = distances.masked_fill(match, -torch.inf).amax(1)
             return furthest_other - distances.masked_fill(~match | itself, torch.inf).amin(1)
 
-        met = None if self.keeps_self else (lambda e, positions: gap(e, positions) <= 0)
-        return Objective(lambda e, positions: -F.relu(gap(e, positions)), met)
+        return Objective(lambda e, positions: -F.relu(gap(e, positions)), top=None if self.keeps_self else 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,7 +293,7 @@ def margin(gallery: Gallery, labels: Tensor, own: Tensor) -> Objective:
         nearest_other = distances.masked_fill(match | itself, torch.inf).amin(1)
         return (nearest_match - nearest_other).clamp(max=SLACK)
 
-    return Objective(value, lambda e, positions: value(e, positions) >= SLACK)
+    return Objective(value, top=SLACK)
 
 
 def _matches(gallery_labels: Tensor, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,7 @@ def _first_of_another(scene: Scene, labels: Tensor, own: Tensor, sign: float = 1
         nearest_other = h.masked_fill(match | itself, torch.inf).amin(1)
         return (sign * (nearest_match - nearest_other) / _spread(h)).clamp(max=most)
 
-    return Objective(value, lambda e, positions: value(e, positions) >= most)
+    return Objective(value, top=most)
 
 
 @scale_free.register
@@ -110,7 +110,7 @@ def leaves(
         gap = (h.gather(1, chosen)[:, 0] - last).nan_to_num(neginf=0.0)
         return (gap / _spread(h)).clamp(max=most)
 
-    return Objective(value, lambda e, positions: value(e, positions) >= most)
+    return Objective(value, top=most)
 
 
 @scale_free.register
@@ -168,7 +168,7 @@ def without_end(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -
         found = _first_of_another(scene, scene.labels[ids], scene.own[ids], most=torch.inf)
     else:
         found = scale_free(goal, scene, ids, targets)
-    return replace(found, done=None)
+    return replace(found, done=None, top=None)
 
 
 def _centred_cosine(scene: Scene, towards: Tensor, sign: float) -> Objective:

@@ -1,4 +1,4 @@
-"""From one image file to bytes, and the processes that do it for a stream.
+"""From image files to bytes, and what the processes that do it run.
 
 A process that reads images imports this module and no more, so it must not import torch.
 """
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["begin", "fill", "fill_shared", "pixels_of", "rgb", "upright", "why_unreadable"]
+__all__ = ["Bad", "begin", "fill", "fill_shared", "pixels_of", "rgb", "upright", "why_unreadable"]
 
-_shared: Any = None  # in a worker: the memory it writes to, (places, images, size, size, 3); never set in the reader
+Bad = list[tuple[int, str]]  # rows whose file cannot be read, with the reason
+
+_shared: Any = None  # in a worker: the memory it writes to, if any; never set in the reader
 
 
 def pixels_of(file: Any, size: int) -> Any:
@@ -80,25 +82,28 @@ def why_unreadable(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def fill(rows: Any, paths: list[Path], size: int) -> str:
-    """Put the images of files into their rows; what is wrong with the first bad one."""
+def fill(rows: Any, paths: list[Path], size: int) -> Bad:
+    """Put the images of files into their rows (None: only look whether they can be read); which are bad, and why."""
+    bad = []
     for row, path in enumerate(paths):
         try:
-            rows[row] = pixels_of(path, size)
+            pixels = pixels_of(path, size)
+            if rows is not None:
+                rows[row] = pixels
         except Exception as error:  # what a broken file makes Pillow raise is without end
-            return f"cannot read {path}: {why_unreadable(error)}"
-    return ""
+            bad.append((row, why_unreadable(error)))
+    return bad
 
 
 # ---- in a worker -----------------------------------------------------------------------------------------
 
 
-def begin(memory: Any, shape: tuple[int, ...], reader: int) -> None:
-    """What a worker does first: it finds the shared memory, and sees to it that it ends with the reader."""
+def begin(place: tuple[Any, tuple[int, ...]] | None, reader: int) -> None:
+    """What a worker does first: it finds the shared memory, if any, and sees to it that it ends with the reader."""
     import numpy as np
 
     global _shared
-    _shared = np.frombuffer(memory, np.uint8).reshape(shape)
+    _shared = None if place is None else np.frombuffer(place[0], np.uint8).reshape(place[1])
     # Ctrl-C goes to every process of a terminal, and torchrun's end to every process of a group: the reader ends its
     # step and then its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -107,9 +112,9 @@ def begin(memory: Any, shape: tuple[int, ...], reader: int) -> None:
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
 
 
-def fill_shared(place: int, paths: list[Path], size: int) -> str:
+def fill_shared(place: int | slice, paths: list[Path], size: int) -> Bad:
     """`fill` into one place of the shared memory."""
-    return fill(_shared[place], paths, size)
+    return fill(None if _shared is None else _shared[place], paths, size)
 
 
 def _watch(reader: int) -> None:

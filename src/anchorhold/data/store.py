@@ -1,10 +1,11 @@
 """From files to frames on the device: decode once, hold the bytes, crop and flip where the model is."""
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,15 +15,16 @@ from torch.nn import functional
 
 from ..errors import DataError, SettingsError
 from ..random import Key
-from ..ranks import neighbours
-from .decode import pixels_of, why_unreadable
+from .decode import fill, fill_shared
 from .splits import Split
+from .workers import START, Shared, cores, died, hired
 
 __all__ = ["Decoded", "ResidentStore", "Store", "centre_crop", "crop_flip", "decode", "readable", "resident"]
 
 _RATIO = 4 / 3  # how much wider than high, or higher than wide, a crop of random size may be (Szegedy et al. 2015)
 _TRIES = 10  # draws of such a crop until one fits its frame
-_CHUNK = 16  # images a thread takes at once: enough to hide the queue, few enough for a smooth progress bar
+_CHUNK = 16  # images that are taken at once: enough to hide the queue, few enough for a smooth progress bar
+_MANY = 256  # images from which processes pay
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +55,10 @@ def decode(
         _check_size(split, size)
         return Decoded(_resized(split.images, size), split)
     size = _check_size(split, size)
-    images = torch.empty((len(split), size, size, 3), dtype=torch.uint8)
-    good, skipped = _read_all(split, size, images.numpy(), workers, on_bad_image, progress)
+    shape, workers = (len(split), size, size, 3), workers or cores()
+    shared = Shared.of(*shape) if _by_processes(workers, len(split)) else None
+    images = torch.from_numpy(shared.rows) if shared else torch.empty(shape, dtype=torch.uint8)
+    good, skipped = _read_all(split, size, shared or images.numpy(), workers, on_bad_image, progress)
     return Decoded(images, split) if good is None else Decoded(_compacted(images, good), split.keep(good), skipped)
 
 
@@ -68,7 +72,7 @@ def readable(
 ) -> tuple[Split, tuple[str, ...]]:
     """What `decode` would leave of a split of files, and what it would skip, with no image kept in memory."""
     size = _check_size(split, size)
-    good, skipped = _read_all(split, size, None, workers, on_bad_image, progress)
+    good, skipped = _read_all(split, size, None, workers or cores(), on_bad_image, progress)
     return (split if good is None else split.keep(good)), skipped
 
 
@@ -83,35 +87,36 @@ def _check_size(split: Split, size: int | None) -> int:
 def _read_all(
     split: Split,
     size: int,
-    rows: Any,
-    workers: int | None,
+    room: Any,
+    workers: int,
     on_bad_image: str,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Tensor | None, tuple[str, ...]]:
-    """Read every file, into `rows` if given: a mask of the good ones (None: all), and why the others are not."""
-    paths, total = split.paths or (), len(split)
-
-    def work(start: int) -> list[tuple[int, str]]:
-        bad = []
-        for index in range(start, min(start + _CHUNK, total)):
-            try:
-                pixels = pixels_of(paths[index], size)
-                if rows is not None:
-                    rows[index] = pixels
-            except Exception as error:  # what a broken file makes Pillow raise is without end
-                bad.append((index, why_unreadable(error)))
-        return bad
-
-    bad: dict[int, str] = {}
-    with ThreadPoolExecutor(workers or max((os.cpu_count() or 1) // neighbours(), 1)) as threads:
-        # In order, so that the image an error names does not depend on which thread was first.
-        for done, found in enumerate(threads.map(work, range(0, total, _CHUNK)), start=1):
-            if found and on_bad_image == "fail":
-                threads.shutdown(wait=False, cancel_futures=True)
-                raise _unreadable(paths[found[0][0]], found[0][1])
-            bad.update(found)
+    """Read every file, into `room` if given: a mask of the good ones (None: all), and why the others are not."""
+    paths, total, bad = split.paths or (), len(split), dict[int, str]()
+    starts = range(0, total, _CHUNK)
+    slices = [slice(start, min(start + _CHUNK, total)) for start in starts]
+    pool: Executor
+    if _by_processes(workers, total):
+        pool, work = hired(workers, room), fill_shared
+    else:
+        pool, work = (
+            ThreadPoolExecutor(workers),
+            lambda place, *rest: fill(None if room is None else room[place], *rest),
+        )
+    try:
+        # In order, so that the image an error names does not depend on who was first.
+        found = pool.map(work, slices, [list(paths[each]) for each in slices], repeat(size))
+        for start, part in zip(starts, found):
+            if part and on_bad_image == "fail":
+                raise _unreadable(paths[start + part[0][0]], part[0][1])
+            bad.update((start + row, reason) for row, reason in part)
             if progress is not None:
-                progress(min(done * _CHUNK, total), total)
+                progress(min(start + _CHUNK, total), total)
+    except BrokenProcessPool:
+        raise died(workers) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
     skipped = tuple(f"{split.sample(index)}: {reason}" for index, reason in bad.items())
     good = torch.ones(total, dtype=torch.bool)
     good[list(bad)] = False
@@ -122,6 +127,11 @@ def _read_all(
             f"{split.name} has {left} classes left{cause}; it needs at least {'one' if split.asks else 'two'}"
         )
     return (good if bad else None), skipped
+
+
+def _by_processes(workers: int, images: int) -> bool:
+    """Whether processes read them: where those are cheap and there is much to do; else threads do."""
+    return START == "fork" and workers > 1 and images >= _MANY
 
 
 def _unreadable(path: Path, reason: str) -> DataError:

@@ -4,37 +4,29 @@ The workers write into memory that they share with the reader, and each part of 
 happens here: the frames are those of a store that holds them all, in the same order, whatever the number of workers.
 """
 
-import mmap
 import os
-import sys
-import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from math import prod
-from multiprocessing import get_context
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import DataError, RunError
-from ..ranks import neighbours
-from .decode import begin, fill, fill_shared
+from ..errors import DataError
+from .decode import Bad, fill, fill_shared
+from .workers import Shared, cores, died, hired
 
-__all__ = ["StreamStore", "cores", "memory_left"]
+__all__ = ["StreamStore", "memory_left"]
 
 PART = 8  # images that a worker takes at once
 AHEAD = 4  # parts for each worker, decoded or waiting for it
 
-Part = tuple[list[Path], int, "Future[str] | None"]  # the files, their place in the memory (none: -1), who is at it
-
-# Linux's fork is quick and asks nothing of the user's script; elsewhere a fork beside threads is not safe.
-START = "fork" if sys.platform == "linux" else "spawn"
+Part = tuple[list[Path], int, "Future[Bad] | None"]  # the files, their place in the memory (none: -1), who is at it
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,26 +48,35 @@ class StreamStore:
 
     def frames(self, plan: Iterable[Tensor]) -> Iterator[Tensor]:
         """For each 1-D tensor of ids its frames (n, H, W, C) on the device, in the plan's order."""
-        batches = [ids.tolist() for ids in plan]
+        batches = self._batches([ids.tolist() for ids in plan])
+        # The next batch is put together while this one is used: a step that waits for a GPU leaves the time for it.
+        behind = ThreadPoolExecutor(1)
+        try:
+            coming = behind.submit(next, batches, None)
+            while (frames := coming.result()) is not None:
+                coming = behind.submit(next, batches, None)
+                yield frames.to(self.device, non_blocking=self.device.type == "cuda")
+        finally:
+            behind.shutdown(cancel_futures=True)
+            batches.close()
+
+    def _batches(self, batches: list[list[int]]) -> Generator[Tensor, None, None]:
+        """The frames of each batch in the host's memory."""
         parts = iter([batch[at : at + PART] for batch in batches for at in range(0, len(batch), PART)])
         waiting: deque[Part] = deque()
-        self.crew = crew = self.crew or _hired(self.workers, self.size)
-        pin = self.device.type == "cuda"
+        self.crew = crew = self.crew or _crew(self.workers, self.size)
         try:
             for batch in batches:
+                pin = self.device.type == "cuda"
                 frames = torch.empty((len(batch), self.size, self.size, 3), dtype=torch.uint8, pin_memory=pin)
-                done = 0
+                rows, done = frames.numpy(), 0
                 while done < len(batch):
                     self._send(crew, parts, waiting)
-                    done += self._take(crew, waiting.popleft(), frames[done:])
-                yield frames.to(self.device, non_blocking=pin)
+                    done += self._take(crew, waiting.popleft(), rows[done:])
+                yield frames
         except BrokenProcessPool:
             self.crew = None
-            guard = "" if START == "fork" else ", or for want of `if __name__ == '__main__':` around what a script does"
-            raise RunError(
-                f"a process that reads images died, most often for want of memory{guard}; "
-                f"try again with --set data.workers={max(self.workers // 2, 1)}"
-            ) from None
+            raise died(self.workers) from None
         finally:
             # Who stops early leaves parts behind, and a worker may be writing to them still.
             for _, place, future in waiting:
@@ -96,49 +97,34 @@ class StreamStore:
             if ids is None:
                 return
             paths = [self.paths[i] for i in ids]
-            if not crew.free:  # another reader of this store stopped half way and holds all the room
+            try:
+                place = crew.free.pop()
+            except IndexError:  # another reader of this store stopped half way and holds all the room
                 waiting.append((paths, -1, None))
                 return
-            place = crew.free.pop()
             waiting.append((paths, place, crew.pool.submit(fill_shared, place, paths, self.size)))
 
-    def _take(self, crew: Crew, part: Part, rows: Tensor) -> int:
+    def _take(self, crew: Crew, part: Part, rows: Any) -> int:
         """Copy a part's images to where they belong, and say how many they are."""
         paths, place, future = part
         if future is None:
-            bad = fill(rows.numpy(), paths, self.size)
+            bad = fill(rows, paths, self.size)
         else:
             bad = future.result()
-            rows[: len(paths)] = torch.from_numpy(crew.memory[place, : len(paths)])
+            # By NumPy: torch would share so small a copy among threads, which the workers keep from running.
+            rows[: len(paths)] = crew.memory[place, : len(paths)]
             crew.free.append(place)
         if bad:
-            raise DataError(f"{bad}; it could be read when the run began: mend it, then go on")
+            row, reason = bad[0]
+            raise DataError(
+                f"cannot read {paths[row]}: {reason}; it could be read when the run began: mend it, then go on"
+            )
         return len(paths)
 
 
-def _hired(workers: int, size: int) -> Crew:
-    import numpy as np
-    from PIL import Image
-
-    Image.init()  # what is loaded before the workers branch off they need not load
-    context = get_context(START)
-    shape = (AHEAD * workers, PART, size, size, 3)
-    # Not in /dev/shm, which containers keep small: memory that a process and its forks have in common. Who does not
-    # branch off is handed a file that has no name any more.
-    room = prod(shape)
-    shared: Any = mmap.mmap(-1, room) if START == "fork" else context.RawArray("B", room)
-    pool = ProcessPoolExecutor(workers, context, begin, (shared, shape, os.getpid()))
-    with warnings.catch_warnings():  # from 3.12 on Python warns of forks beside threads; these take no lock
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for _ in range(workers):  # forks all branch off at the first, others one at a time
-            pool.submit(os.getpid)
-    return Crew(pool, np.frombuffer(shared, np.uint8).reshape(shape), list(range(shape[0])))
-
-
-def cores() -> int:
-    """How many processors this process may use, its neighbours of the same job apart."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(here // neighbours(), 1)
+def _crew(workers: int, size: int) -> Crew:
+    room = Shared.of(AHEAD * workers, PART, size, size, 3)
+    return Crew(hired(workers, room), room.rows, list(range(AHEAD * workers)))
 
 
 def memory_left(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -93,10 +93,7 @@ def raise_hardness(destination: Tensor) -> Objective:
     def value(e: Tensor, positions: Tensor) -> Tensor:
         return -(destination[positions] - hardness(*e.unbind(1))).clamp(min=0).square()
 
-    def done(e: Tensor, positions: Tensor) -> Tensor:
-        return hardness(*e.unbind(1)) >= destination[positions]
-
-    return Objective(value, done)
+    return Objective(value, top=0.0)
 
 
 def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Tensor]:

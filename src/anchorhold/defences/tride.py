@@ -176,8 +176,9 @@ def move_anchor(clean: Tensor, settings: TrideSettings) -> Objective:
 
 def _lower(loss: Goal, settings: TrideSettings, first: Goal | None = None) -> Objective:
     """Climb −loss, for the whole batch until its loss is 0."""
-    done = (lambda e, positions: loss(e, positions) == 0) if settings.stop else None
-    return Objective(lambda e, positions: -loss(e, positions), done, first, coupled=True)
+    return Objective(
+        lambda e, positions: -loss(e, positions), first=first, coupled=True, top=0.0 if settings.stop else None
+    )
 
 
 def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:

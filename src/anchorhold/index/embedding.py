@@ -20,7 +20,7 @@ from .. import __version__
 from ..console import Report, Silent, duration
 from ..data.decode import pixels_of, why_unreadable
 from ..data.store import centre_crop
-from ..data.stream import cores
+from ..data.workers import cores
 from ..device import device_named, living_on, repeatable
 from ..errors import AnchorholdError, DataError, Interrupted, ModelError
 from ..model.chunked import chunked

@@ -25,7 +25,8 @@ from .frozen import Embed
 __all__ = ["compiled", "quiet"]
 
 # Of batches that are replayed; larger ones run. Each costs some tenths of a second to capture.
-SIZES = (6, 12, 24, 36, 60, 84, 112, 168)
+SIZES = (6, 12, 24, 36, 56, 84, 112, 168)
+ROUND = 32  # larger batches are padded to a multiple of this
 _Run = Callable[[Tensor, dict[str, Tensor]], Tensor]
 _RUNS: dict[str, _Run] = {}
 _PROGRAMS: weakref.WeakKeyDictionary[nn.Module, "_Program"] = weakref.WeakKeyDictionary()
@@ -102,7 +103,10 @@ class _Program:
             if len(images) > SIZES[-1] and not images.requires_grad:  # without a gradient it would be another program
                 return torch.cat([self(part) for part in images.split(SIZES[-1])])
             if len(images) > SIZES[-1]:
-                return self.direct(images)
+                count, alone = len(images), _Alone.apply(images)
+                # A convolution of a size that never was is planned anew: a hundred sizes would take seconds.
+                padded = F.pad(alone, (0, 0, 0, 0, 0, 0, 0, -count % ROUND)) if count % ROUND else alone
+                return self.direct(padded.contiguous(memory_format=torch.channels_last))[:count]
             size = SIZES[bisect_left(SIZES, len(images))]
             shape = (size, *images.shape[1:])
             if shape not in self.graphs:
@@ -152,6 +156,18 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The AccumulateGrad node's stream does not match", UserWarning)
         yield
+
+
+class _Alone(torch.autograd.Function):
+    """The same images, no longer a view: a program would be compiled for each form of what they are a view of."""
+
+    @staticmethod
+    def forward(ctx: Any, images: Tensor) -> Tensor:
+        return images.detach()
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> Tensor:
+        return above
 
 
 class _Replay(torch.autograd.Function):

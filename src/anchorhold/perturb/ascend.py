@@ -45,12 +45,20 @@ class Objective:
     done: Goal | None = None
     first: Goal | None = None  # climbed in the first step from a zero start where `value` is stationary there
     coupled: bool = False
+    top: float | None = None  # where `value` ends: who is there is done, and `done` follows from it
 
-    def met(self, embeddings: Tensor, positions: Tensor) -> Tensor | None:
-        """(U',) which units are done; None where the objective has no goal."""
+    def __post_init__(self) -> None:
+        if self.top is not None:
+            object.__setattr__(self, "done", lambda e, positions: self.value(e, positions) >= self.top)
+
+    def met(self, embeddings: Tensor, positions: Tensor, value: Tensor | None = None) -> Tensor | None:
+        """(U',) which units are done; None where the objective has no goal. `value` is theirs where it is known."""
         if self.done is None:
             return None
-        done = self.done(embeddings.detach(), positions)
+        if self.top is not None and value is not None:
+            done = value.detach() >= self.top
+        else:
+            done = self.done(embeddings.detach(), positions)
         check(
             done.ndim == 0 or not self.coupled, "a coupled objective ends for the whole batch: `done` gives one truth"
         )
@@ -74,7 +82,8 @@ class Objective:
 
         value = of(self.value)
         assert value is not None
-        return Objective(value, of(self.done), of(self.first), self.coupled)
+        done = None if self.top is not None else of(self.done)
+        return Objective(value, done, of(self.first), self.coupled, self.top)
 
 
 @dataclass(frozen=True)
@@ -242,7 +251,7 @@ def _attack(
     work = 0
     active: list[int] = []
     for attempt in range(budget.restarts):
-        rows = torch.nonzero(~met).squeeze(1)
+        rows = torch.nonzero(~met).squeeze(1) if attempt else torch.arange(len(clean), device=clean.device)
         if not len(rows):
             break
         given = starts is not None and attempt == 0
@@ -294,7 +303,8 @@ def _climb(
 ) -> Climb:
     """Walk from x for `budget.steps` steps; with `budget.weighs`, look once more at where the last one led.
 
-    Only who is left is carried along. With units that leave, a step waits once for the GPU, to learn how many.
+    Only who is left is carried along. With units that leave, a step learns from the GPU how many those are; they are
+    known after its forward pass, so that the backward pass hides the waiting and what follows from it.
     """
     met = torch.zeros(len(x), dtype=torch.bool, device=x.device) if over is None else over.clone()
     level = torch.full((len(x),), -torch.inf, device=x.device, dtype=torch.float64)
@@ -330,23 +340,44 @@ def _climb(
             level[active[better]] = height[better]
             if best:
                 out.x[active[better]] = here.detach()[better]
-        done = objective.met(embeddings, where)
+        done = objective.met(embeddings, where, None if opening else value)
         if done is not None:
             met[active] |= done
         if looking:
             break
+        left = _those_left(done) if done is not None else (lambda whole=active: whole)
         (gradient,) = torch.autograd.grad(value.sum(), here)
         out.work += len(active) * x.shape[1]
         here = region.move(here.detach(), gradient, budget.length(step))
-        stay = torch.nonzero(~done).squeeze(1) if done is not None else active
+        stay = left()
         out.active.append(len(stay))
         if budget.drop and len(stay) < len(active):
             if not best:
                 out.x[active] = here
+            stay = stay.to(x.device, non_blocking=True)
             active, here, region = active[stay], here[stay], region.rows(stay)
     if not best and here is not x:
         out.x[active] = here.detach()
     return out
+
+
+def _those_left(done: Tensor) -> Callable[[], Tensor]:
+    """Asks a GPU for the units that are not done; the answer waits until it is there, and for nothing that came after.
+
+    On a GPU the answer lies in the host's memory.
+    """
+    if not done.is_cuda:
+        return lambda: torch.nonzero(~done).squeeze(1)
+    told = torch.empty(done.shape, dtype=torch.bool, pin_memory=True)
+    told.copy_(done, non_blocking=True)
+    there = torch.cuda.Event()
+    there.record()
+
+    def answer() -> Tensor:
+        there.synchronize()
+        return torch.nonzero(~told).squeeze(1)
+
+    return answer
 
 
 def _views(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def adapt(
             f"the objective gave {tuple(value.shape)} for {len(active)} units; APGD needs one number for each",
         )
         now = value.detach().double()
-        done = objective.met(embeddings, positions[own])
+        done = objective.met(embeddings, positions[own], value)
         better = now > out.level[active]
         if done is not None:  # an objective without a hinge may have been higher where the goal was not met
             better |= done & ~out.met[active]

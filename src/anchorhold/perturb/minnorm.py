@@ -95,7 +95,7 @@ def carlini_wagner(
             value = objective.value(e, positions)
             (gradient,) = torch.autograd.grad((beyond - weight * value).sum(), w)
         work += len(images)
-        met = objective.met(e, positions)
+        met = objective.met(e, positions, value)
         now = value.detach().double()
         better = now > level if met is None else (now > level) | met
         better &= ~over

@@ -66,7 +66,8 @@ def square(
     def seen(x: Tensor, who: Tensor) -> tuple[Tensor, Tensor | None]:
         # Convolutions in half precision want channels that lie together, and would copy at every layer.
         e = embed(x.contiguous(memory_format=torch.channels_last) if x.is_cuda else x)[:, None]
-        return objective.value(e, who).double(), objective.met(e, who)
+        value = objective.value(e, who)
+        return value.double(), objective.met(e, who, value)
 
     level, met = seen(clean, positions) if count else (clean.new_zeros(0, dtype=torch.float64), None)
     best, asked = clean.clone(), count
