@@ -82,8 +82,11 @@ def test_what_cannot_be_folded_is_left_alone() -> None:
 
 
 def test_the_shape_is_cached_and_dies_with_its_model() -> None:
+    import gc
+
     from anchorhold.model import fold
 
+    gc.collect()  # models of other tests
     model = shaken(Embedder("resnet18", dim=8))
     before = len(fold._SHAPES)
     for _ in range(2):
@@ -91,7 +94,5 @@ def test_the_shape_is_cached_and_dies_with_its_model() -> None:
             pass
     assert len(fold._SHAPES) == before + 1
     del model
-    import gc
-
     gc.collect()
     assert len(fold._SHAPES) == before
