@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from anchorhold import Embedder
-from anchorhold.model.compiled import _rewritten, _stem
+from anchorhold.model.compiled import _Alone, _rewritten, _room_for, _stem
 from anchorhold.model.fold import folded
 from anchorhold.model.frozen import frozen
 from tests.model.test_fold import shaken
@@ -41,6 +41,37 @@ def test_the_rewritten_network_is_the_same_with_its_gradients(name: str) -> None
     gradients = [torch.autograd.grad(y[:, 0].sum(), x)[0] for y in (before, after)]
     assert torch.allclose(*gradients, atol=1e-10) and gradients[0].abs().max() > 0
     assert other.code != view.graph.code  # and it is another form
+
+
+def test_images_alone_are_no_view_and_pass_their_gradient_on() -> None:
+    x = torch.rand(2, 3, 3, 4, 4, requires_grad=True)
+    view = x.flatten(0, 1)
+    alone = _Alone.apply(view)
+    assert view._base is not None and alone._base is None
+    assert alone.data_ptr() == x.data_ptr()  # and no copy
+    (gradient,) = torch.autograd.grad(alone.sin().sum(), x)
+    assert torch.allclose(gradient, x.cos())
+
+
+def test_room_for_weights_depends_on_their_shape_alone() -> None:
+    for size in (1, 3):  # a kernel of one pixel counts as laid either way
+        kernel = torch.rand(8, 4, size, size)
+        rooms = [_room_for(each).stride() for each in (kernel, kernel.to(memory_format=torch.channels_last))]
+        assert rooms[0] == rooms[1] == (4 * size * size, 1, 4 * size, 4)
+    assert _room_for(torch.rand(4, 6).T).stride() == (4, 1)
+
+
+@needs_gpu
+def test_models_that_are_laid_differently_share_a_program() -> None:
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for layout in (torch.channels_last, torch.contiguous_format):
+            model = shaken(Embedder("resnet18", dim=32)).cuda().to(memory_format=layout)
+            for shape in ((200, 1), (100, 3), (40, 1)):
+                x = torch.rand(*shape, 3, 64, 64, device="cuda", requires_grad=True)
+                with frozen(model, True) as embed, torch.autocast("cuda", torch.bfloat16):
+                    e = embed(x.flatten(0, 1))
+                torch.autograd.grad(e[:, 0].sum(), x)
 
 
 @needs_gpu

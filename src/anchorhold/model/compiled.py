@@ -84,11 +84,8 @@ class _Program:
             self.refill.replay()
             return
         numbers = _named(parts())
-        if not self.numbers:  # convolutions want their weights laid like their images
-            laid = {
-                n: t.contiguous(memory_format=torch.channels_last) if t.ndim == 4 else t for n, t in numbers.items()
-            }
-            self.numbers = {name: t.clone() for name, t in laid.items()}
+        if not self.numbers:
+            self.numbers = {name: _room_for(tensor) for name, tensor in numbers.items()}
         self._copy(numbers)
         torch.cuda.synchronize()
         self.places, self.refill = places, torch.cuda.CUDAGraph()
@@ -118,6 +115,16 @@ class _Program:
         torch._dynamo.mark_dynamic(images, 0)
         out: Tensor = self.run(images, self.numbers)
         return out
+
+
+def _room_for(tensor: Tensor) -> Tensor:
+    """As much room as the tensor takes; convolutions want their weights laid like their images.
+
+    The strides depend on nothing but the shape. A kernel of one pixel counts as laid either way, and would keep those
+    that it came with: of two models that are laid differently, each would have a program of its own.
+    """
+    layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device, memory_format=layout)
 
 
 class _Graph:
