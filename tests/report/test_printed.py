@@ -137,7 +137,24 @@ def test_print_stands_beside_the_run(tmp_path: Path) -> None:
     assert not any("reproduced" in note for note in runs_table(collect([tmp_path / "e"]).entries).notes)
 
 
-def test_where_print_started_from_robust_weights_both_starts_are_named(tmp_path: Path) -> None:
-    a_run(tmp_path, on="cub", row="000/a5/cub/hm-lga-8-init-4", model={"weights": "somewhere/robust.pt"})
-    note = runs_table(collect([tmp_path]).entries).notes[-1]
-    assert "starts from robust.pt; print from weights made robust against 4/255" in note
+ROBUST = "000/a5/cub/hm-lga-8-init-4"  # 42.2 / 45.2, printed again with 40.4 / 47.2; from plain weights 39.5 / 28.1
+
+
+def test_from_robust_weights_the_gain_is_compared(tmp_path: Path) -> None:
+    def trained(name: str, r1: float, ers: float, row: str, **more: Any) -> None:
+        an_audit(a_run(tmp_path / name, [{"epoch": 75, "r1": r1}], on="cub", row=row, **more), ers=ers)
+
+    weights = {"weights": "somewhere/resnet18_robust_linf4.pt"}
+    trained("robust", 35.0, 42.5, ROBUST, model=weights)
+    (line,) = cells(tmp_path)
+    assert (line["verdict"], line["print_r1"], line["rerun_r1"]) == ("gain", 42.2, None)  # no rerun: printed twice
+    note = "robust starts from resnet18_robust_linf4.pt; print from weights made robust against 4/255"
+    gains = "+2.7 / +17.1 in 000/a5/cub/hm-lga-8-init-4; +0.9 / +19.1 in 000/a2/cub/hm-lga-8-init-4"
+    said = ". What that brought in R@1 and ERS published: "
+    assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains
+    trained("other-seed", 36.0, 30.0, HM, train={"seed": 1})
+    trained("other-batch", 36.0, 30.0, HM, batch={"pairs": 56})
+    trained("robust-too", 36.0, 30.0, HM, model=weights)
+    assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains
+    trained("plain", 36.5, 31.0, HM)
+    assert runs_table(collect([tmp_path]).entries).notes[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"

@@ -4,15 +4,16 @@
 as print computes it (published, from print's constants) and from what was measured (corrected).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..errors import RunError
+from ..rows import Row
 from ..settings import check, nearest
 from .collect import Entry, dig, number
 from .methods import LETTERS, method_of
-from .printed import BAND, ars_of, departures, rerun_of, row_of, verdict
+from .printed import BAND, ars_of, departures, gains_in_print, plain_start_of, rerun_of, row_of, verdict
 from .tables import Cell, Column, Estimate, Link, Mean, Table, plain
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 COLLAPSE = "collapse"
+GAIN = "gain"  # of robust weights over plain ones: a note compares it
 SHORT = {"ers": "ers_published", "ars": "ars_published"}  # as in print, which the matrices are compared with
 
 
@@ -126,7 +128,8 @@ def _batch(entry: Entry) -> Cell:
 def _printed(column: str, rerun: bool = False) -> Callable[[Entry], Cell]:
     def of(entry: Entry) -> Cell:
         row = row_of(entry)
-        row = rerun_of(row) if rerun and row is not None else row
+        if rerun and row is not None:
+            row = None if row.printed.get("init") else rerun_of(row)
         return None if row is None else ars_of(row) if column == "ARS" else row.printed.get(column)
 
     return of
@@ -139,6 +142,8 @@ def _verdict(entry: Entry) -> Cell:
     r1, ers = (judged(entry, key) for key in ("r1", "ers_published"))
     if r1 == COLLAPSE:
         return COLLAPSE
+    if row.printed.get("init"):
+        return GAIN
     numbers = [None if cell is None or isinstance(cell, str) else plain(cell) for cell in (r1, ers)]
     return verdict(row, numbers[0], numbers[1], bool(departures(entry, row)))
 
@@ -205,7 +210,27 @@ def _notes_on_print(entries: Sequence[Entry]) -> Iterator[str]:
         if row.printed.get("init"):
             start = str(entry.setting("model.weights") or "none").replace("\\", "/").split("/")[-1]
             eps = f"{row.printed['init']:g}/255"
-            yield f"{entry.name} starts from {start}; print from weights made robust against {eps}"
+            gains = _gains(entry, row, entries)
+            yield f"{entry.name} starts from {start}; print from weights made robust against {eps}{gains}"
+
+
+def _gains(entry: Entry, row: Row, entries: Sequence[Entry]) -> str:
+    """What robust weights brought, here and in print, in points."""
+    printed = [f"{_points(gain.values())} in {name}" for name, gain in gains_in_print(row).items()]
+    from_plain = plain_start_of(entry, entries)
+    if from_plain is not None:
+        ends = [[judged(run, key) for run in (entry, from_plain)] for key in ("r1", "ers_published")]
+        own = [plain(a) - plain(b) for a, b in ends if _counts(a) and _counts(b)]
+        printed = [f"{_points(own)} over {from_plain.name}", *printed] if len(own) == len(ends) else printed
+    return f". What that brought in R@1 and ERS published: {'; '.join(printed)}" if printed else ""
+
+
+def _counts(cell: Cell) -> TypeGuard[float | Estimate | Mean]:
+    return cell is not None and not isinstance(cell, str)
+
+
+def _points(gain: Iterable[float]) -> str:
+    return " / ".join(f"{value:+.1f}" for value in gain)
 
 
 def _count(audit: Entry | None) -> str:

@@ -1,10 +1,11 @@
 """Which row of print a run repeats, what print says there, and whether the run comes near it.
 
 A row of 001 that paper 000 trained again has a second pair of numbers, the rerun. A run reproduces its row when R@1
-and the published ERS both lie in the band around one of the two, with the settings of the row.
+and the published ERS both lie in the band around one of the two, with the settings of the row. Where print started
+from robust weights, which are not to be had, what is compared is the gain over the same run from plain ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ..rows import Row, row_named, row_settings, rows
 from ..settings import settings_from, to_dict
 from .collect import Entry, dig
 
-__all__ = ["BAND", "ars_of", "departures", "rerun_of", "row_of", "verdict"]
+__all__ = ["BAND", "ars_of", "departures", "gains_in_print", "plain_start_of", "rerun_of", "row_of", "verdict"]
 
 BAND = {"R@1": 3.0, "ERS": 5.0}  # points
 _JUDGED = {
@@ -47,13 +48,47 @@ def _alike(name: str) -> tuple[Row, ...]:
 
 
 def rerun_of(row: Row) -> Row | None:
-    """What 000 got for the same settings. Its rows without `init` are copies of 001's."""
+    """What 000 got for the same settings. Its rows without `init` are copies of 001's.
+
+    Where the row is 000's own, from robust weights, it is not run again: 000 prints some of them twice.
+    """
     return next((each for each in _alike(row.id) if each.paper == "000" and "init" in each.printed), None)
 
 
 def ars_of(row: Row) -> float | None:
     """ARS in print, which 002 gives for some rows of 001."""
     return next((each.printed["ARS"] for each in (row, *_alike(row.id)) if "ARS" in each.printed), None)
+
+
+def gains_in_print(row: Row) -> dict[str, dict[str, float]]:
+    """By row, what robust weights brought in R@1 and ERS over plain ones in 000; a row that is printed twice has two.
+
+    >>> {name: round(gain["ERS"], 1) for name, gain in gains_in_print(row_named("000/a5/cub/hm-lga-8-init-4")).items()}
+    {'000/a5/cub/hm-lga-8-init-4': 17.1, '000/a2/cub/hm-lga-8-init-4': 19.1}
+    """
+    same = [r for r in rows() if (r.data, r.recipe, set(r.overrides)) == (row.data, row.recipe, set(row.overrides))]
+    plain = next((each.printed for each in same if each.paper == "000" and each.printed.get("init") == 0), None)
+    if plain is None or not row.printed.get("init"):
+        return {}
+    twice = [each for each in (row, rerun_of(row)) if each is not None]
+    return {each.id: {name: each.printed[name] - plain[name] for name in BAND} for each in twice}
+
+
+def plain_start_of(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
+    """The finished run with the same settings and seed that did not start from robust weights."""
+
+    def settings(each: Entry) -> tuple[object, ...]:
+        model = dig(each.info, "settings", "model")
+        rest = {key: value for key, value in model.items() if key != "weights"} if isinstance(model, Mapping) else None
+        judged = [dig(each.info, "settings", section) for section in _JUDGED if section not in ("model", "train")]
+        train = [dig(each.info, "settings", "train", key) for key in ("epochs", "benign", "ema", "seed")]
+        return dig(each.info, "data"), judged, train, rest
+
+    def robust(each: Entry) -> bool:
+        return "robust" in str(dig(each.info, "settings", "model", "weights")).lower()
+
+    alike = (each for each in entries if each.finished and not robust(each) and settings(each) == settings(entry))
+    return next((each for each in alike if each is not entry), None)
 
 
 def departures(entry: Entry, row: Row) -> list[str]:
