@@ -4,6 +4,7 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -151,6 +152,9 @@ def test_the_readme_repeats_the_audits() -> None:
         found = json.loads((ROOT / "results" / "cub" / name / "strong" / "audit.json").read_text())["protocols"]
         strong.append(f"{found['strong']['ers']['value']:.1f}")
     assert f"the strong audit leaves {' and '.join(strong)}" in readme
+    speed = benchmark("gpu")["speed"]
+    assert f"takes {speed['hm']['ms']:.0f} ms, RobRank's" in readme
+    assert f"test images take {speed['audit-robust']['seconds']:.0f} s, one protocol" in readme
 
 
 def test_no_result_names_a_path_of_a_machine() -> None:
@@ -169,15 +173,57 @@ def test_the_page_on_speed_repeats_the_benchmark() -> None:
         cells = f"| {row['loops_s']:.3g} | {row['fast_s']:.3g} | {row['ratio']:.1f} |"
         assert re.search(rf"\| [^|]*{re.escape(name)}[^|]* {re.escape(cells)}", page), name
     assert min(row["ratio"] for _, row in parts[:-1]) >= 20 and speed["ascent"]["ratio"] >= 1.5
-    for name, seconds in (("hm-lga", "105"), ("hm-lga-75", "113"), ("natural", "157")):
-        assert (
-            f"{json.loads((ROOT / 'results' / 'cub' / name / 'audit.json').read_text())['seconds']:.0f}"
-            == seconds
-            in page
-        )
-    for name, steps in (("hm-lga", 4200), ("hm-lga-75", 7875)):
-        run = json.loads((ROOT / "results" / "cub" / name / "run.json").read_text())
-        assert f"{1000 * run['seconds'] / steps:.0f} ms" in page
+
+
+def benchmark(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "results" / "speed" / f"{name}.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"] and "H200" in found["device"]
+    return found
+
+
+def test_the_page_on_speed_repeats_the_gpu() -> None:
+    lines = (ROOT / "docs" / "speed.md").read_text().splitlines()
+    (head,) = [line for line in lines if line.startswith("| work | RobRank |")]
+    for column, name in ((5, "gpu-before"), (7, "gpu")):
+        found = benchmark(name)
+        assert head.split("|")[column].strip().startswith(f"[{found['commit'][:7]}]")
+        speed = found["speed"]
+        at = {size: f"{row['compiled']:.1f}" for size, row in speed["ascent"].items()}
+        told = {
+            "HM[S, LGA] training step": f"{speed['hm']['ms']:.1f} ms",
+            "the same with 32 steps": f"{speed['hm-32']['ms']:.1f} ms",
+            "CA-TRIDE training step": f"{speed['tride']['ms']:.1f} ms",
+            "audit `--full` of a robust": f"{speed['audit-robust']['seconds']:.1f} s",
+            "the same of a natural": f"{speed['audit-natural']['seconds']:.1f} s",
+            "one image-step": f"{at['112']} µs",
+            "batch 168, batch 512": f"{at['168']}, {at['512']} µs",
+            "from command to first": f"{speed['start']['to_first_step']:.1f} s",
+        }
+        for work, number in told.items():
+            (line,) = [line for line in lines if line.startswith(f"| {work}")]
+            assert line.split("|")[column].strip(" *") == number, (work, name)
+
+
+def test_the_page_on_speed_repeats_the_accuracy() -> None:
+    page, found = (ROOT / "docs" / "speed.md").read_text(), benchmark("accuracy")
+    assert found["commit"] == benchmark("gpu")["commit"]
+    parts = found["accuracy"]
+    for arm in ("slow", "fast"):
+        zero, one = (parts[f"{arm}-{seed}"] for seed in (0, 1))
+        ers = [f"{zero['ers'][p]['value']:.1f} / {one['ers'][p]['value']:.1f}" for p in ("published", "corrected")]
+        assert f"| {arm} | {zero['r1']:.1f} / {one['r1']:.1f} | {' | '.join(ers)} | " in page
+    for key, most in (("r1", 0.35), ("ers", 0.06)):
+        value = {
+            name: part["ers"]["published"]["value"] if key == "ers" else part[key]
+            for name, part in parts.items()
+            if name != "terms"
+        }
+        apart = abs(sum(value[f"slow-{s}"] - value[f"fast-{s}"] for s in (0, 1))) / 2
+        seeds = max(abs(value[f"{arm}-0"] - value[f"{arm}-1"]) for arm in ("slow", "fast"))
+        assert apart <= seeds and f"{seeds:.2f}" == f"{most:.2f}" and f"{apart:.2f}" in page
+    weaker = parts["terms"]["weaker_by"]
+    assert max(max(terms.values()) for terms in weaker.values()) <= 0.5 + 1e-9
+    assert f"{max(weaker['published'].values()):.2f}" == "0.06" and f"{weaker['corrected']['ES:R']:.1f}" == "0.5"
 
 
 DIGITS = re.findall(r"^\| ([a-z-]+) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.M)
@@ -224,6 +270,11 @@ def test_the_page_on_scale_repeats_the_benchmark() -> None:
     one, two = cpu["scale"]["ranks"]
     assert f"by two {two['audit_seconds']:.1f} s" in page and one["ers"] == two["ers"]
     assert two["audit_seconds"] <= 0.6 * one["audit_seconds"]
+    stores = json.loads((ROOT / "results" / "scale" / "stores.json").read_text())
+    held, streamed = stores["scale"]["stores"]
+    assert stores["commit"] and (held["store"], streamed["store"]) == ("resident", "stream")
+    assert f"{held['ms']:.1f} ms" in page and f"{streamed['ms']:.1f} ms" in page
+    assert streamed["ms"] <= 1.2 * held["ms"]
 
 
 def test_the_page_says_which_member_took_how_much() -> None:
