@@ -73,13 +73,10 @@ def collapseness(
     >>> collapseness(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]), attention=0)
     tensor(0.5000)
     """
-    sign = 1 if far else -1
-
-    def weighted(d: Tensor) -> Tensor:
-        weights = torch.softmax(sign * attention * (d if carry else d.detach()), 0)
-        return (weights * d).sum()
-
-    return weighted(positive) - weighted(negative)
+    d = torch.stack([positive, negative])
+    weights = torch.softmax((attention if far else -attention) * (d if carry else d.detach()), 1)
+    to_positives, to_negatives = (weights * d).sum(1).unbind()
+    return to_positives - to_negatives
 
 
 @dataclass(frozen=True)

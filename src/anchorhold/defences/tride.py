@@ -152,8 +152,8 @@ def move_candidates(anchor: Tensor, settings: TrideSettings) -> Objective:
     """CAP: climb −max(−C, 0) (002 equation 10) with units (p, n) against fixed anchors (U, D)."""
 
     def loss(e: Tensor, positions: Tensor) -> Tensor:
-        a = anchor[positions]
-        return settings.hinged(-settings.raised(euclidean(a, e[:, 0]), euclidean(a, e[:, 1])))
+        positive, negative = euclidean(anchor[positions].unsqueeze(1), e).unbind(1)
+        return settings.hinged(-settings.raised(positive, negative))
 
     return _lower(loss, settings)
 
@@ -162,12 +162,10 @@ def move_anchor(clean: Tensor, settings: TrideSettings) -> Objective:
     """ANP: climb −max(−C + Δ_TR, 0) (002 equation 11) with units (a,) among fixed triplets `clean` (U, 3, D)."""
 
     def loss(e: Tensor, positions: Tensor, moved: bool = True) -> Tensor:
-        a0, p, n = clean[positions].unbind(1)
-        a = e[:, 0]
-        positive, negative = euclidean(a, p), euclidean(a, n)
+        itself, positive, negative = euclidean(e, clean[positions]).unbind(1)
         top_rank = negative.new_zeros(())
         if settings.top_rank_term:
-            top_rank = nearest_half(negative) - (euclidean(a, a0).mean() if moved else 0.0)
+            top_rank = nearest_half(negative) - (itself.mean() if moved else 0.0)
         return settings.hinged(FORMS[settings.form].anp(settings.raised(positive, negative), top_rank))
 
     # Before anything has moved d(A, A_0) is 0, and its direction would be rounding error.
@@ -223,5 +221,5 @@ def _phase(step: Step, settings: TrideSettings) -> str:
 
 def _distances(triplets: Tensor) -> tuple[Tensor, Tensor]:
     """d(a_i, p_i) and d(a_i, n_i) of embedded triplets (U, 3, D)."""
-    a, p, n = triplets.unbind(1)
-    return euclidean(a, p), euclidean(a, n)
+    positive, negative = euclidean(triplets[:, :1], triplets[:, 1:]).unbind(1)
+    return positive, negative
