@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import anchorhold as ah
 from anchorhold.defences import DEFENCES, Defence, Step
 from anchorhold.defences.natural import NaturalSettings
-from anchorhold.errors import Interrupted, RunError
+from anchorhold.errors import Interrupted, RunError, SettingsError
 from anchorhold.settings import settings_from
 
 TINY: dict[str, Any] = {
@@ -271,6 +271,18 @@ def test_an_ignored_signal_stays_ignored(digits: ah.Dataset, tmp_path: Path, mon
     interrupting_natural(monkeypatch)
     assert fit(digits, tmp_path / "run", "natural").read_json()["status"] == "done"
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_a_run_on_held_out_classes_is_resumed_on_them(digits: ah.Dataset, tmp_path: Path) -> None:
+    less = ah.dataset("digits", held_out=2)
+    run = fit(less, tmp_path / "run", "natural", train={"epochs": 1})
+    info = run.read_json()
+    assert info["settings"]["data"]["held_out"] == 2 and info["data"]["images"] == [len(less.train), len(less.test)]
+    run.update_json(status="interrupted")
+    ah.resume(tmp_path / "run", device="cpu")  # which finds the same classes
+    for data, said in ((digits, 2), (less, 0)):
+        with pytest.raises(SettingsError, match=r"classes of these data are held out.*ah\.dataset"):
+            fit(data, tmp_path / "other", data={"held_out": said})
 
 
 def test_resume_refuses_other_data_and_finished_runs_stay(digits: ah.Dataset, tmp_path: Path) -> None:

@@ -51,11 +51,12 @@ class DataSettings:
     crop_least: float = 0.0  # above 0, training crops cover a random share of the square, at least this, and are scaled
     flip: bool = True  # horizontal flips in training
     on_bad_image: Literal["fail", "skip"] = "fail"
+    held_out: int = 0  # so many training classes, the last ones, are tested on instead of the test split
     store: Literal["auto", "resident", "stream"] = "auto"  # auto: in memory, unless that takes half of what is left
     workers: int = 0  # threads that decode, processes that stream; 0 is one for each core
 
     def __post_init__(self) -> None:
-        _check_least("data", self, resize=0, crop=0, crop_least=0, workers=0)
+        _check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0)
         check(self.crop_least <= 1, f"data.crop_least is a share of the area, between 0 and 1, got {self.crop_least}")
         fits = not self.resize or self.crop <= self.resize
         check(fits, f"data.crop = {self.crop} does not fit into data.resize = {self.resize}; choose a smaller crop")

@@ -66,6 +66,11 @@ def fit(
     """
     if settings is None:
         settings = settings_from(recipe, with_data(overrides or {}, data))
+    check(
+        settings.data.held_out == data.held_out,
+        f"data.held_out is {settings.data.held_out}, but {data.held_out} classes of these data are held out: "
+        "say it where the data are made, ah.dataset(…, held_out=N)",
+    )
     given = model is not None
     if model is not None:
         described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm")}
@@ -123,7 +128,7 @@ def resume(
         report.say(f"{run.path} is complete already")
         return run
     settings = _settings.build(info["settings"])
-    data = data or dataset(settings.data.name, root or settings.data.root or None)
+    data = data or dataset(settings.data.name, root or settings.data.root or None, held_out=settings.data.held_out)
     seen = {"train": data.train.fingerprint(), "test": data.test.fingerprint()}
     if any(info["data"][split] != mark for split, mark in seen.items()):
         raise RunError(f"the data of {run.path} have changed since it began; give the same, or train anew elsewhere")
@@ -365,7 +370,7 @@ def _summary(row: Mapping[str, Any]) -> str:
 
 def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """What is known of a data set, below what the caller says."""
-    known = {"name": data.name, "root": data.root}
+    known = {"name": data.name, "root": data.root, "held_out": data.held_out}
     said = overrides.get("data", {})
     check(isinstance(said, Mapping), f"overrides: data is a section of settings, not {said!r}")
     return {**overrides, "data": {**known, **said}}

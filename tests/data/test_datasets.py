@@ -109,6 +109,22 @@ def test_a_data_set_made_by_hand_has_two_classes_in_both_splits(part: str) -> No
         Dataset("mine", **{**splits, part: whole.keep(whole.labels == 2)})
 
 
+def test_classes_held_out_are_tested_on_instead_of_the_test_split() -> None:
+    whole, less = dataset("digits"), dataset("digits", held_out=2)
+    assert (
+        less.held_out == 2 and whole.held_out == 0 and any("2 of the training classes" in note for note in less.notes)
+    )
+    seen, unseen = (set(split.labels.tolist()) for split in (less.train, less.test))
+    classes = sorted(set(whole.train.labels.tolist()))
+    assert (seen, unseen) == (set(classes[:-2]), set(classes[-2:]))
+    assert len(less.train) + len(less.test) == len(whole.train) and less.test.fingerprint() != whole.test.fingerprint()
+    for held, wrong in ((1, "two to test on"), (4, "leave two to train on"), (-1, "held out already, and -1 more")):
+        with pytest.raises(DataError, match=wrong):
+            dataset("digits", held_out=held)
+    with pytest.raises(DataError, match="2 classes of digits are held out already"):
+        less.holding_out(2)
+
+
 def test_fingerprint_sees_content_and_not_the_place(tmp_path: Path) -> None:
     one = dataset("folder", photos(tmp_path / "one", 4)).train.fingerprint()
     shutil.copytree(tmp_path / "one", tmp_path / "elsewhere" / "two")

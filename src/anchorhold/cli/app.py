@@ -48,6 +48,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
 Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
 Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
+HeldOut = Annotated[int, typer.Option(help="Test on the last so many training classes, not on the test split")]
 Budget = Annotated[
     str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
 ]

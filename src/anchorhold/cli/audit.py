@@ -12,6 +12,7 @@ from .app import (
     Data,
     Device,
     Eps,
+    HeldOut,
     Mean,
     Method,
     Model,
@@ -56,6 +57,7 @@ def audit(
     resize: Resize = None,
     crop: Crop = None,
     on_bad_image: Annotated[str, typer.Option(help="fail or skip")] = "fail",
+    held_out: HeldOut = 0,
     seed: Annotated[int, typer.Option(help="Another seed draws other samples, targets and starts")] = 0,
     seeds: Annotated[int, typer.Option(help="Attack from so many random starts: mean ± std")] = 1,
     batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
@@ -76,7 +78,7 @@ def audit(
     out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}"
     found = run_audit(
         victim,
-        _data(data, root),
+        _data(data, root, held_out),
         protocols=protocols,
         attacks=_attacks(attacks),
         limit=0 if full else limit,
@@ -188,11 +190,12 @@ def _model(spec: str, mean: str, std: str, size: str, option: str = "--") -> Any
     )
 
 
-def _data(name: str, root: Path | None) -> Any:
+def _data(name: str, root: Path | None, held_out: int = 0) -> Any:
     """A data set by name; a folder or a CSV, as audits take all of its images."""
     from ..data.datasets import dataset
 
-    return name if root is None and (Path(name).is_dir() or name.endswith(".csv")) else dataset(name, root)
+    whole = root is None and not held_out and (Path(name).is_dir() or name.endswith(".csv"))
+    return name if whole else dataset(name, root, held_out=held_out)
 
 
 def _slug(text: str) -> str:

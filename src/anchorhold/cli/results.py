@@ -162,7 +162,7 @@ def sweep(
     varied = parse_vary(vary)
     settings = points(recipe, varied, changes)[0].settings
     found = run_sweep(
-        dataset(settings.data.name, settings.data.root or None),
+        dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out),
         recipe,
         varied,
         out,
@@ -208,7 +208,7 @@ def hardness(
     _put(changes, "model", "weights", "" if weights == "none" else weights)
     _put_data(changes, data, root)
     settings = settings_from("natural", changes)
-    images = dataset(settings.data.name, settings.data.root or None)
+    images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     _show(sampler_table(sampler_hardness(images, settings, batches, margin, device, Console())), format, out)
 
 

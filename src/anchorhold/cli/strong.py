@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Crop, Data, Device, Eps, Mean, Resize, Root, Size, Std, app, number, numbers
+from .app import Crop, Data, Device, Eps, HeldOut, Mean, Resize, Root, Size, Std, app, number, numbers
 from .audit import _data, _model, _slug
 
 
@@ -43,6 +43,7 @@ def verify(
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
+    held_out: HeldOut = 0,
     device: Device = "auto",
 ) -> None:
     """Check the perturbed images of a published strong audit, without attacking: seconds."""
@@ -50,7 +51,8 @@ def verify(
     from ..console import Console
     from ..errors import RunError
 
-    found = check_receipts(folder, _model(model, mean, std, size), _data(data, root), device=device, report=Console())
+    images = _data(data, root, held_out)
+    found = check_receipts(folder, _model(model, mean, std, size), images, device=device, report=Console())
     for problem in found.problems:
         print(problem)
     if found.problems:

@@ -80,7 +80,7 @@ def train(
         check_row(published, settings)
         row = published.id
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
-    images = dataset(settings.data.name, settings.data.root or None)
+    images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     run = fit(None, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
     if published is not None and published.data == settings.data.name:
         numbers = [f"{name} {published.printed[name]:.1f}" for name in ("R@1", "ERS") if name in published.printed]

@@ -18,8 +18,10 @@ from .splits import Dataset, Split, check_classes
 __all__ = ["DATASETS", "Dataset", "Split", "csv_split", "dataset", "folder_split"]
 
 
-def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, **options: Any) -> Dataset:
+def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, held_out: int = 0, **options: Any) -> Dataset:
     """The data set of that name, a folder of class folders, or a CSV with the columns path, label and perhaps split.
+
+    With `held_out` the last so many training classes are the test split, and the real one is left alone.
 
     >>> data = dataset("digits")
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])
@@ -38,7 +40,7 @@ def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, **optio
         if option not in known:
             raise SettingsError(f"{name} has no option {option!r}; it has {', '.join(known) or 'none'}")
     loaded = loader(None if root is None else Path(root).expanduser(), seed, **options)
-    return replace(loaded, root="" if root is None else str(root))
+    return replace(loaded, root="" if root is None else str(root)).holding_out(held_out)
 
 
 # ---- folders of class folders ----------------------------------------------------------------------------

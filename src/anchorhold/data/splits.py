@@ -137,12 +137,33 @@ class Dataset:
     test: Split
     notes: tuple[str, ...] = ()
     root: str = ""  # as it was given, so that a run can find its images again
+    held_out: int = 0  # so many classes of the training split are the test split, and the real one is not touched
 
     def __post_init__(self) -> None:
         check_classes(self.train)
         check_classes(self.test.gallery)
         if not len(self.query):
             raise DataError(f"{self.query.name} has no images; it needs at least one")
+
+    def holding_out(self, classes: int) -> "Dataset":
+        """The last so many training classes as test split: settings are chosen on them, and not on the real one."""
+        if self.held_out or classes < 0:
+            raise DataError(
+                f"{self.held_out} classes of {self.name} are held out already, and {classes} more are asked"
+            )
+        if not classes:
+            return self
+        used = torch.unique(self.train.labels)
+        if classes < 2 or len(used) - classes < 2:
+            raise DataError(
+                f"{self.train.name} has {len(used)} classes: of those {classes} cannot be held out; "
+                "leave two to train on, and two to test on"
+            )
+        held = torch.isin(self.train.labels, used[-classes:])
+        seen = replace(self.train.keep(~held), name=f"{self.train.name}, first {len(used) - classes} classes")
+        unseen = replace(self.train.keep(held), name=f"{self.train.name}, last {classes} classes")
+        note = f"{classes} of the training classes are held out, to be tested on instead of the test split."
+        return replace(self, train=seen, test=unseen, notes=(*self.notes, note), held_out=classes)
 
     @property
     def query(self) -> Split:

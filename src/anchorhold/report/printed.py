@@ -24,6 +24,7 @@ _JUDGED = {
     "batch": ("kind", "pairs", "classes", "instances", "mining_pairs"),
     "model": ("backbone", "dim", "freeze_batchnorm"),
     "train": ("epochs", "benign", "ema"),
+    "data": ("held_out",),
 }
 
 
@@ -80,7 +81,9 @@ def plain_start_of(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
     def settings(each: Entry) -> tuple[object, ...]:
         model = dig(each.info, "settings", "model")
         rest = {key: value for key, value in model.items() if key != "weights"} if isinstance(model, Mapping) else None
-        judged = [dig(each.info, "settings", section) for section in _JUDGED if section not in ("model", "train")]
+        judged = [
+            dig(each.info, "settings", section) for section in _JUDGED if section not in ("model", "train", "data")
+        ]
         train = [dig(each.info, "settings", "train", key) for key in ("epochs", "benign", "ema", "seed")]
         return dig(each.info, "data"), judged, train, rest
 
