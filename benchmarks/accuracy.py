@@ -87,6 +87,7 @@ def terms(data: ah.Dataset, args: argparse.Namespace) -> Found:
         }
         for protocol in ("published", "corrected")
     }
+    found["weaker_by_at_most"] = max(max(terms.values()) for terms in found["weaker_by"].values())  # 0.5 is the limit
     return found
 
 
@@ -109,13 +110,15 @@ def main() -> None:
     chosen = args.only.split(",") if args.only else list(parts)
     if unknown := [name for name in chosen if name not in parts]:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(parts)}")
-    about = {**provenance(torch.device("cuda")), "epochs": args.epochs, "queries": args.queries}
+    checkpoint = Path(args.checkpoint).name if args.checkpoint else None
+    about = {**provenance(torch.device("cuda")), "epochs": args.epochs, "queries": args.queries, "model": checkpoint}
     for name in chosen:
         found = parts[name]()
         print(name, json.dumps(found), flush=True)
         file = Path(args.out)
-        before = json.loads(file.read_text()) if file.exists() else {"accuracy": {}}
-        assert before.get("commit", about["commit"]) == about["commit"], f"{file} is of another commit"
+        before = json.loads(file.read_text()) if file.exists() else {**about, "accuracy": {}}
+        others = {key: before.get(key) for key in about if before.get(key) != about[key]}
+        assert not others, f"{file} has parts that were made with {others}"
         file.write_text(json.dumps({**about, "accuracy": {**before["accuracy"], name: found}}, indent=1) + "\n")
 
 

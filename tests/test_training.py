@@ -28,14 +28,6 @@ TINY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def digits() -> ah.Dataset:
     return ah.dataset("digits")

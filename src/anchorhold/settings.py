@@ -53,7 +53,7 @@ class DataSettings:
     on_bad_image: Literal["fail", "skip"] = "fail"
     held_out: int = 0  # so many training classes, the last ones, are tested on instead of the test split
     store: Literal["auto", "resident", "stream"] = "auto"  # auto: in memory, unless that takes half of what is left
-    workers: int = 0  # threads that decode, processes that stream; 0 is one for each core
+    workers: int = 0  # processes that decode and stream; 0 is one for each core
 
     def __post_init__(self) -> None:
         _check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0)

@@ -90,7 +90,7 @@ def test_the_margin_belongs_to_the_loss_and_to_the_goal() -> None:
     # With a margin beyond every distance no hinge rests, and the loss grows by the margin less its own share.
     assert (wide.value(e, where) < plain.value(e, where) - 1).all()
     antipode = -there.scene.queries[targets][:, :1, :]  # type: ignore[index]
-    done = [ATTACKS["CA-"]("corrected", margin=beta).objective(there.scene, IDS, targets).done for beta in (0.0, 3.0)]
+    done = [ATTACKS["CA-"]("corrected", margin=beta).objective(there.scene, IDS, targets).goal for beta in (0.0, 3.0)]
     assert done[0] is not None and done[0](antipode, where).all()
     assert done[1] is not None and not done[1](antipode, where).any()
 
@@ -171,8 +171,8 @@ def test_done_exactly_where_the_gradient_is_zero(name: str) -> None:
     e = torch.nn.functional.normalize((1 - away) * scene.queries + away * goal_met, dim=1)[:, None].requires_grad_()
     objective = goal.objective(scene, ids, targets)
     (gradient,) = torch.autograd.grad(objective.value(e, ids).sum(), e)
-    assert objective.done is not None
-    done = objective.done(e.detach(), ids)
+    assert objective.goal is not None
+    done = objective.goal(e.detach(), ids)
     assert done.any() and not done.all()
     assert torch.equal(done, (gradient == 0).all(2).squeeze(1))
 
@@ -181,7 +181,7 @@ def test_done_exactly_where_the_gradient_is_zero(name: str) -> None:
 def test_nobody_ever_raises_a_candidate_above_the_query_itself(protocol: str) -> None:
     scene = world().scene
     goal = ATTACKS["CA+"](protocol)
-    assert goal.objective(scene, IDS, goal.targets(scene, IDS, KEY)).done is None
+    assert goal.objective(scene, IDS, goal.targets(scene, IDS, KEY)).goal is None
 
 
 # Closed forms on the circle: the nearer the pixel, the nearer the embedding ---------------------------------

@@ -100,7 +100,7 @@ def test_ltm_published_keeps_self_among_the_matches() -> None:
     ]
     objective = ATTACKS["LTM"]("published").objective(scene, ids, None)
     assert torch.allclose(-objective.value(e[:, None], torch.arange(len(ids))), column(losses))
-    assert objective.done is None
+    assert objective.goal is None
 
 
 def test_ltm_has_nothing_to_do_without_matches_or_without_others() -> None:
@@ -112,7 +112,7 @@ def test_ltm_has_nothing_to_do_without_matches_or_without_others() -> None:
         value = objective.value(x, ids)
         (gradient,) = torch.autograd.grad(value.sum(), x)
         assert value.eq(0).all() and gradient.eq(0).all()
-        assert objective.done is not None and objective.done(x.detach(), ids).all()
+        assert objective.goal is not None and objective.goal(x.detach(), ids).all()
 
 
 def check_gtm(goal: Goal) -> None:

@@ -60,7 +60,7 @@ def test_stays_in_ball_and_range(name: str, norm: str) -> None:
         assert found.images.min() >= 0 and found.images.max() <= 1
 
 
-@pytest.mark.parametrize("name", ["CA-", "QA+", "QA-", "GTT", "LTM", "margin"])
+@pytest.mark.parametrize("name", ["CA-", "QA+", "QA-", "GTT", "LTM", "margin", "untargeted", "targeted"])
 def test_samples_that_are_done_leave_and_that_changes_nothing(name: str) -> None:
     there, goal = world(), ATTACKS[name]("corrected")
     budget = Budget(25, 0.09)

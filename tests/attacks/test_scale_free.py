@@ -149,7 +149,7 @@ def test_without_end_nobody_is_done_and_it_is_the_same_up_to_there(name: str) ->
     endless = without_end(goal, scene, IDS, targets)
     far = changed(scene.queries, 3.0)[:, None].requires_grad_()
     stopped, on = objective.value(far, IDS), endless.value(far, IDS)
-    assert endless.done is None
+    assert endless.goal is None
     below = stopped < 0.049
     assert torch.allclose(stopped[below], on[below]) and (on >= stopped - 1e-12).all()
     (gradient,) = torch.autograd.grad(on.sum(), far)

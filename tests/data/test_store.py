@@ -1,7 +1,10 @@
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,6 +65,35 @@ def test_processes_read_what_threads_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(some.images, one.images[kept])
     with pytest.raises(DataError, match=r"cannot read .*05\.png: not an image"):
         decode(whole, 8, workers=3)
+
+
+def test_who_may_have_no_processes_has_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [save(tmp_path / f"{n:02}.png", Image.fromarray(noise(9, 7, seed=n))) for n in range(20)]
+    monkeypatch.setattr(store, "_MANY", 1)
+    monkeypatch.setattr(store, "hired", None)  # it must not be asked for
+    monkeypatch.setattr(store, "current_process", lambda: SimpleNamespace(daemon=True))  # as in a pool's worker
+    assert len(decode(files(*paths), 8, workers=2).images) == 20
+
+
+@pytest.mark.skipif(START != "fork", reason="processes that start anew cost more than they save")
+def test_a_process_that_cannot_be_made_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [save(tmp_path / f"{n:02}.png", Image.fromarray(noise(9, 7, seed=n))) for n in range(20)]
+    made, fork = list[int](), os.fork
+
+    def once() -> int:
+        if made:
+            raise OSError(12, "Cannot allocate memory")
+        made.append(fork())
+        return made[0]
+
+    monkeypatch.setattr(store, "_MANY", 1)
+    monkeypatch.setattr(os, "fork", once)
+    with pytest.raises(RunError, match="a process that reads images died"):
+        decode(files(*paths), 8, workers=3)
+    end = time.monotonic() + 10
+    while active_children() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert made and not active_children()  # or they would be waited for at the end, for ever
 
 
 @pytest.mark.skipif(START != "fork", reason="processes that start anew cost more than they save")

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from anchorhold.data import workers as processes
 from anchorhold.data.datasets import dataset, folder_split
 from anchorhold.data.splits import Split
 from anchorhold.data.store import ResidentStore, Store, decode
-from anchorhold.data.stream import StreamStore, memory_left
+from anchorhold.data.stream import Crew, StreamStore, memory_left
 from anchorhold.data.workers import cores
 from anchorhold.errors import DataError, RunError
 from anchorhold.settings import DataSettings
@@ -90,7 +91,39 @@ def test_who_stops_early_leaves_the_room_to_the_next(split: Split) -> None:
         assert torch.equal(next(frames), held)
         frames.close()  # type: ignore[attr-defined]
     assert all(torch.equal(each, held) for each in store.frames(plan))
-    assert store.crew is not None and sorted(store.crew.free) == list(range(8))
+    crew = store.crew
+    assert crew is not None and soon(lambda: sorted(crew.free) == list(range(8)))
+
+
+def soon(truth: Callable[[], bool], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while not truth() and time.monotonic() < end:
+        time.sleep(0.02)
+    return truth()
+
+
+def test_the_next_batch_is_put_together_without_being_asked_for(split: Split) -> None:
+    store, taken = streamed(split), list[int]()
+    take = store._take
+
+    def counted(crew: Crew, part: Any, rows: Any) -> int:
+        taken.append(count := take(crew, part, rows))
+        return count
+
+    store._take = counted  # type: ignore[method-assign]
+    frames = store.frames([torch.arange(10), torch.arange(10, 17), torch.arange(3)])
+    next(frames)
+    assert soon(lambda: sum(taken) >= 17) and sum(taken) == 17  # the second, and no more
+    assert [len(each) for each in frames] == [7, 3]
+
+
+def test_without_room_the_reader_reads_itself(split: Split) -> None:
+    held, store, ids = decode(split, 12).images, streamed(split), torch.arange(40)
+    assert torch.equal(next(store.frames([ids])), held)
+    crew = store.crew
+    assert crew is not None and soon(lambda: len(crew.free) == 8)
+    crew.free.clear()  # another reader, that stopped half way, has it all
+    assert all(torch.equal(each, held[own]) for own, each in zip([ids, ids[:5]], store.frames([ids, ids[:5]])))
 
 
 def test_two_may_read_by_turns(split: Split) -> None:

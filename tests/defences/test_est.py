@@ -268,14 +268,6 @@ SHORT: dict[str, Any] = {
 BOOSTED = {"destination": "semihard", "boost": 0.1, "ics": 0.5, "steps": 3}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def digits() -> ah.Dataset:
     return ah.dataset("digits")

@@ -28,14 +28,6 @@ KEY = Key.of(5)
 BOTH = pytest.mark.parametrize("recipe", ["classify", "distil"])
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def digits() -> ah.Dataset:
     return ah.dataset("digits")

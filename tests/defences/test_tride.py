@@ -195,7 +195,7 @@ def test_without_a_stop_it_goes_on() -> None:
         assert hardness(*endless[3].unbind(1)).mean() > hardness(*stopped[3].unbind(1)).mean() + 0.1
     e = torch.zeros(1, 3, 2)
     for goal in (move_anchor(e, TrideSettings(**NAIVE)), move_candidates(e[:, 0], TrideSettings(**NAIVE))):
-        assert goal.done is None  # or every step would wait to learn whether it is over
+        assert goal.goal is None  # or every step would wait to learn whether it is over
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])

@@ -1,5 +1,9 @@
 """The ascent: closed forms, invariances, and what it must leave alone."""
 
+import gc
+import weakref
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -171,8 +175,8 @@ def test_restarts_are_for_survivors_only() -> None:
     positions = torch.arange(12)
 
     def met(images: Tensor) -> Tensor:
-        assert goal.done is not None
-        return goal.done(embed(images.flatten(0, 1)).unflatten(0, (-1, 3)), positions)
+        assert goal.goal is not None
+        return goal.goal(embed(images.flatten(0, 1)).unflatten(0, (-1, 3)), positions)
 
     kept = met(once.images)
     assert kept.any() and not kept.all()
@@ -326,3 +330,47 @@ def test_refuses_images_that_the_ball_would_clamp(spoil) -> None:  # type: ignor
         ascend(tanh_embedder(9), spoil(pictures(5)), towards(draw(5, 6)), Ball(0.1), Budget(1))
     nearly = pictures(5).clamp(min=1) + 1e-7  # what resizing rounds to
     assert ascend(tanh_embedder(9), nearly, towards(draw(5, 6)), Ball(0.1), Budget(1)).images.max() <= 1
+
+
+def test_in_the_opening_step_who_is_done_is_judged_by_the_objective_itself() -> None:
+    x = torch.full((2, 1, 1, 1, 1), 0.5, dtype=torch.float64)
+    away = Objective(
+        lambda e, _: -(0.1 - (e[:, 0, 0] - 0.5).abs()).clamp(min=0), first=lambda e, _: e[:, 0, 0] + 7, top=0.0
+    )
+    found = ascend(lambda images: images.flatten(1), x, away, Ball(0.2), Budget(8, 0.02))
+    assert torch.allclose(found.images, torch.tensor(0.6).double()) and found.active[:2] == [2, 2]
+
+
+def test_an_objective_lets_go_of_its_tensors() -> None:
+    constant = torch.zeros(3)
+    seen = weakref.ref(constant)
+    goal = Objective(lambda e, positions, constant=constant: (e[:, 0] - constant[positions, None]).sum(1), top=0.0)
+    gc.disable()  # what only a collection would free stays for long: it does not know how much a GPU holds
+    try:
+        goal.met(torch.zeros(3, 1, 2), torch.arange(3))
+        del goal, constant
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_an_objective_has_one_end() -> None:
+    value = lambda e, positions: e[:, 0, 0]  # noqa: E731
+    with pytest.raises(SettingsError, match="give one of them"):
+        Objective(value, lambda e, positions: positions > 0, top=1.0)
+    assert Objective(value).goal is None and replace(Objective(value, top=1.0), top=None).goal is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU answers at once")
+def test_on_a_gpu_the_answer_who_is_left_is_waited_for() -> None:
+    x = pictures(12, views=3).cuda()
+    weights = torch.linspace(-9, 9, 6 * x[0, 0].numel(), dtype=torch.float64, device="cuda").sin().reshape(-1, 6)
+    goal = raise_hardness(torch.linspace(-0.3, 0.6, 12, dtype=torch.float64, device="cuda"))
+
+    def slow(images: Tensor) -> Tensor:
+        torch.cuda._sleep(10**7)
+        return torch.tanh(images.flatten(1) @ weights)
+
+    left, stayed = (ascend(slow, x, goal, Ball(0.2), Budget(12, 0.03, drop=drop)) for drop in (True, False))
+    assert (left.images - stayed.images).abs().max() * 255 <= 1e-6
+    assert left.active == stayed.active and left.image_steps < stayed.image_steps

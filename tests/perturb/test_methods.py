@@ -138,6 +138,16 @@ def test_square_stops_asking_for_whom_it_has_beaten() -> None:
     assert found.queries == 4 + 2 * 10 and torch.equal(found.images[::2], pictures(4)[::2])
 
 
+def test_square_stops_at_the_top_of_an_objective() -> None:
+    x = pictures(4)
+    endless = Objective(lambda e, positions: e[:, 0, 0])
+    ended = Objective(lambda e, positions: e[:, 0, 0].clamp(max=-10.0), top=-10.0)  # met by all of them at once
+    asked = [
+        square(lambda i: i.flatten(1), x, o, Ball(0.1), Budget(20), key=Key.of(0)).queries for o in (endless, ended)
+    ]
+    assert asked == [4 * 21, 4]
+
+
 def test_squares_shrink() -> None:
     shares = [share_of(query, 1000) for query in range(1000)]
     assert shares == sorted(shares, reverse=True) and shares[0] == 0.8 and shares[-1] == 0.8 / 2**8

@@ -124,7 +124,7 @@ def query_rank(goal: QueryAttack, scene: Scene, ids: Tensor, targets: Tensor | N
         gap = h.gather(1, chosen[positions]).unsqueeze(2) - h.unsqueeze(1)
         return sign * _rank(gap / (TEMPERATURE * _spread(h)[:, None, None]))
 
-    return Objective(value, goal.objective(scene, ids, targets).done)
+    return Objective(value, goal.objective(scene, ids, targets).goal)
 
 
 @scale_free.register
@@ -142,7 +142,7 @@ def candidate_rank(goal: CandidateAttack, scene: Scene, ids: Tensor, targets: Te
             gap = reach.unsqueeze(2) - lists[positions]
             return sign * _rank(gap / unit[positions].unsqueeze(2))
 
-    return Objective(value, goal.objective(scene, ids, targets).done)
+    return Objective(value, goal.objective(scene, ids, targets).goal)
 
 
 @scale_free.register

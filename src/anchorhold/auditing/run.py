@@ -10,8 +10,8 @@ is written, and the schema of audit.json, is described in `verdict`.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -242,7 +242,7 @@ def _audit(
         if done == 1:
             left = rows[0].seconds / ranks.size * (len(runs) - 1)
             report.say(f"about {duration(left)} for the other {len(runs) - 1} runs")
-        try:
+        with _resumable(out):
             rows.append(
                 sweep(
                     run,
@@ -260,13 +260,9 @@ def _audit(
                     settings.find,
                 )
             )
-        except KeyboardInterrupt:
-            if out is None:
-                raise
-            raise Interrupted(f"stopped; the same audit with {out} as its place goes on from here") from None
     strong, shown = None, tuple(rows)
     if settings.strength == "strong" or settings.epsilons:
-        try:
+        with _resumable(out):
             strong = strengthen(
                 tasks(runs),
                 rows,
@@ -285,10 +281,6 @@ def _audit(
                 surrogate=second,
                 epsilons=settings.epsilons,
             )
-        except KeyboardInterrupt:
-            if out is None:
-                raise
-            raise Interrupted(f"stopped; the same audit with {out} as its place goes on from here") from None
         rows += strong.runs if settings.strength == "strong" else ()
     begun = time.monotonic()
     names = [*dict.fromkeys(settings.protocols), *(["strong"] if settings.strength == "strong" else [])]
@@ -319,6 +311,17 @@ def _audit(
     together = f", the time of {ranks.size} ranks added up" if ranks.size > 1 else ""
     report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} image-steps{together}")
     return found
+
+
+@contextmanager
+def _resumable(out: str | Path | None) -> Iterator[None]:
+    """Ctrl-C during the attacks: what is done lies in the audit's place, if it has one."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        raise Interrupted(f"stopped; the same audit with {out} as its place goes on from here") from None
 
 
 # ---------------------------------------------------------------- before the attacks

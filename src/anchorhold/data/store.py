@@ -6,6 +6,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import repeat
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -131,7 +132,8 @@ def _read_all(
 
 def _by_processes(workers: int, images: int) -> bool:
     """Whether processes read them: where those are cheap and there is much to do; else threads do."""
-    return START == "fork" and workers > 1 and images >= _MANY
+    # A process of a pool may have no processes of its own.
+    return START == "fork" and workers > 1 and images >= _MANY and not current_process().daemon
 
 
 def _unreadable(path: Path, reason: str) -> DataError:

@@ -57,8 +57,11 @@ class StreamStore:
                 coming = behind.submit(next, batches, None)
                 yield frames.to(self.device, non_blocking=self.device.type == "cuda")
         finally:
-            behind.shutdown(cancel_futures=True)
-            batches.close()
+            # Without waiting: a file on a disk that does not answer must not keep Ctrl-C from being heard. The one
+            # thread takes things in turn, so that what is closed does not run.
+            with suppress(RuntimeError):  # the interpreter ends already, and the thread with it
+                behind.submit(batches.close)
+            behind.shutdown(wait=False)
 
     def _batches(self, batches: list[list[int]]) -> Generator[Tensor, None, None]:
         """The frames of each batch in the host's memory."""

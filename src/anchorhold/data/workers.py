@@ -57,10 +57,15 @@ def hired(workers: int, room: Shared | None) -> ProcessPoolExecutor:
     Image.init()  # what is loaded before the workers branch off they need not load
     place = None if room is None else (room.memory, room.shape)
     pool = ProcessPoolExecutor(workers, get_context(START), begin, (place, os.getpid()))
-    with warnings.catch_warnings():  # from 3.12 on Python warns of forks beside threads; these take no lock
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for _ in range(workers):  # forks all branch off at the first, others one at a time
-            pool.submit(os.getpid)
+    try:
+        with warnings.catch_warnings():  # from 3.12 on Python warns of forks beside threads; these take no lock
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for _ in range(workers):  # forks all branch off at the first, others one at a time
+                pool.submit(os.getpid)
+    except OSError:  # no memory for one more: those that there are would be waited for at the end, and wait themselves
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        raise died(workers) from None
     return pool
 
 
@@ -68,6 +73,6 @@ def died(workers: int) -> RunError:
     """What to say of a worker that is gone."""
     guard = "" if START == "fork" else ", or for want of `if __name__ == '__main__':` around what a script does"
     return RunError(
-        f"a process that reads images died, most often for want of memory{guard}; "
-        f"try again with --set data.workers={max(workers // 2, 1)}"
+        f"a process that reads images died, most often for want of memory{guard}; free some, or in training "
+        f"take less: --set data.workers={max(workers // 2, 1)} or --set data.store=stream"
     )

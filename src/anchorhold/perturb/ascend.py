@@ -42,23 +42,30 @@ class Objective:
 
     value: Goal  # one number a unit, or one scalar where the objective couples the units
     # Hinged: which units met their goal, so have zero gradient; where units are coupled, one truth for all of them.
+    # Where `value` has an end, `top` says it all: who is there is done, and nothing is computed twice.
     done: Goal | None = None
     first: Goal | None = None  # climbed in the first step from a zero start where `value` is stationary there
     coupled: bool = False
-    top: float | None = None  # where `value` ends: who is there is done, and `done` follows from it
+    top: float | None = None
 
     def __post_init__(self) -> None:
-        if self.top is not None:
-            object.__setattr__(self, "done", lambda e, positions: self.value(e, positions) >= self.top)
+        check(self.done is None or self.top is None, "an objective is done at its top, or by `done`: give one of them")
+
+    @property
+    def goal(self) -> Goal | None:
+        """Which units are done, by `done` or at `top`; None where the objective has no end."""
+        value, top = self.value, self.top  # and not self, which would keep itself and all its tensors alive
+        return self.done if top is None else lambda e, positions: value(e, positions) >= top
 
     def met(self, embeddings: Tensor, positions: Tensor, value: Tensor | None = None) -> Tensor | None:
         """(U',) which units are done; None where the objective has no goal. `value` is theirs where it is known."""
-        if self.done is None:
+        goal = self.goal
+        if goal is None:
             return None
-        if self.top is not None and value is not None:
+        if value is not None and self.top is not None:
             done = value.detach() >= self.top
         else:
-            done = self.done(embeddings.detach(), positions)
+            done = goal(embeddings.detach(), positions)
         check(
             done.ndim == 0 or not self.coupled, "a coupled objective ends for the whole batch: `done` gives one truth"
         )
@@ -82,8 +89,7 @@ class Objective:
 
         value = of(self.value)
         assert value is not None
-        done = None if self.top is not None else of(self.done)
-        return Objective(value, done, of(self.first), self.coupled, self.top)
+        return Objective(value, of(self.done), of(self.first), self.coupled, self.top)
 
 
 @dataclass(frozen=True)
@@ -370,8 +376,7 @@ def _those_left(done: Tensor) -> Callable[[], Tensor]:
         return lambda: torch.nonzero(~done).squeeze(1)
     told = torch.empty(done.shape, dtype=torch.bool, pin_memory=True)
     told.copy_(done, non_blocking=True)
-    there = torch.cuda.Event()
-    there.record()
+    there = torch.cuda.current_stream(done.device).record_event()
 
     def answer() -> Tensor:
         there.synchronize()
