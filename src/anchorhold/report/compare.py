@@ -21,6 +21,7 @@ __all__ = [
     "VALUES",
     "check_setting",
     "column_of",
+    "counts",
     "judged",
     "leaves",
     "matrix",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 COLLAPSE = "collapse"
+SAME = 0.05  # points that a look and an audit of the same model may differ by: they round in other batches
 GAIN = "gain"  # of robust weights over plain ones: a note compares it
 SHORT = {"ers": "ers_published", "ars": "ars_published"}  # as in print, which the matrices are compared with
 
@@ -45,11 +47,16 @@ class Value:
 
 
 def _clean(printed: str, logged: str) -> Callable[[Entry], Cell]:
-    """From the end of the training, or where there was none from the audit."""
+    """From the end of the training, with the interval of the audit where that found the same; or from the audit."""
 
     def of(entry: Entry) -> Cell:
-        known = entry.last(logged)
-        return number(dig(entry.audit, "clean", printed, "value")) if known is None else known
+        known, seen = entry.last(logged), dig(entry.audit, "clean", printed)
+        value = number(dig(seen, "value"))
+        if known is not None and (value is None or abs(known - value) > SAME):
+            return known
+        if value is None:
+            return None
+        return Estimate(value if known is None else known, number(dig(seen, "low")), number(dig(seen, "high")))
 
     return of
 
@@ -83,8 +90,8 @@ VALUES: dict[str, Value] = {
     value.column.key: value
     for value in (
         _value("r1", "R@1", _clean("R@1", "r1")),
-        _value("r2", "R@2", _clean("R@2", "r2"), spare=True),
-        _value("map_r", "mAP@R", _clean("mAP@R", "map_r"), spare=True),
+        _value("r2", "R@2", _clean("R@2", "r2"), span=False, spare=True),
+        _value("map_r", "mAP@R", _clean("mAP@R", "map_r"), span=False, spare=True),
         _value("ers_published", "ERS publ.", _score("published", "ers")),
         _value("ers_corrected", "ERS corr.", _score("corrected", "ers")),
         _value("ers_strong", "ERS strong", _score("strong", "ers")),
@@ -220,12 +227,13 @@ def _gains(entry: Entry, row: Row, entries: Sequence[Entry]) -> str:
     from_plain = plain_start_of(entry, entries)
     if from_plain is not None:
         ends = [[judged(run, key) for run in (entry, from_plain)] for key in ("r1", "ers_published")]
-        own = [plain(a) - plain(b) for a, b in ends if _counts(a) and _counts(b)]
+        own = [plain(a) - plain(b) for a, b in ends if counts(a) and counts(b)]
         printed = [f"{_points(own)} over {from_plain.name}", *printed] if len(own) == len(ends) else printed
     return f". What that brought in R@1 and ERS published: {'; '.join(printed)}" if printed else ""
 
 
-def _counts(cell: Cell) -> TypeGuard[float | Estimate | Mean]:
+def counts(cell: Cell) -> TypeGuard[float | Estimate | Mean]:
+    """Whether a cell holds a number."""
     return cell is not None and not isinstance(cell, str)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..rows import Row, rows
 from .charts import Axis, Point, Series, chart, key
-from .collect import Entry, dig, number
-from .compare import runs_table, value_of
+from .collect import Entry, dig
+from .compare import counts, runs_table, value_of
 from .page import cut, fixed, write_page
 from .printed import row_of
 from .tables import Cell, Column, Estimate, plain, used, written
@@ -38,11 +38,7 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
     table = runs_table(entries)
     table = table.sorted_by(sort) if sort else table
     sides = used(table)
-    spans = {entry.name: dig(entry.audit, "clean", "R@1") for entry in entries}
-    lines = [
-        [_cell(cells[at], column, spans[str(table.rows[at][0])]) for column, cells in sides]
-        for at in range(len(table.rows))
-    ]
+    lines = [[_cell(cells[at], column) for column, cells in sides] for at in range(len(table.rows))]
     words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
     printed = _printed(entries)
     return write_page(
@@ -58,14 +54,11 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
     )
 
 
-def _cell(cell: Cell, column: Column, clean: object) -> Shown:
-    """R@1 is known from training; its interval, where there is one, from the audit."""
+def _cell(cell: Cell, column: Column) -> Shown:
     if cell is None or isinstance(cell, str):
         return Shown(written(cell, column), "", cell or "", word=True)
     value = plain(cell)
     low, high = (cell.low, cell.high) if isinstance(cell, Estimate) else (None, None)
-    if column.key == "r1":
-        low, high = number(dig(clean, "low")), number(dig(clean, "high"))
     text = f"{value:{',' if column.thousands else ''}.{column.digits}f}"
     span = "" if low is None or high is None else f"[{low:.{column.digits}f}, {high:.{column.digits}f}]"
     return Shown(text, span if column.span else "", repr(float(value)), low, high)
@@ -89,12 +82,11 @@ def _scatter(entries: Sequence[Entry], printed: Sequence[Row]) -> "tuple[Markup,
     asked = "ers_published" if any(_score(e, "ers_published") for e in entries) else "ers_corrected"
     series = []
     for look, entry in enumerate(entries):
-        ers, r1 = _score(entry, asked), number(value_of(entry, "r1"))
-        if ers is None or r1 is None:
+        ers, found = _score(entry, asked), value_of(entry, "r1")
+        if ers is None or not counts(found):
             continue
-        low, high = (number(dig(entry.audit, "clean", "R@1", end)) for end in ("low", "high"))
-        x_span = None if low is None or high is None else (min(low, r1), max(high, r1))
-        y_span = None if ers.low is None or ers.high is None else (ers.low, ers.high)
+        r1 = plain(found)
+        x_span, y_span = (_span(cell) for cell in (found, ers))
         tip = f"{cut(entry.name)}: R@1 {r1:.1f}, ERS {ers.value:.1f}{_in_print(entry)}"
         label = cut(entry.name, 22) if len(entries) <= _FEW else ""
         point = Point(r1, ers.value, tip, x_span, y_span, label)
@@ -114,6 +106,12 @@ def _scatter(entries: Sequence[Entry], printed: Sequence[Row]) -> "tuple[Markup,
 def _point(row: Row) -> Point:
     r1, ers = row.printed["R@1"], row.printed["ERS"]
     return Point(r1, ers, f"{row.id}, {row.method}: R@1 {r1:.1f}, ERS {ers:.1f} in print")
+
+
+def _span(cell: Cell) -> tuple[float, float] | None:
+    if not isinstance(cell, Estimate) or cell.low is None or cell.high is None:
+        return None
+    return min(cell.low, cell.value), max(cell.high, cell.value)
 
 
 def _score(entry: Entry, asked: str) -> Estimate | None:

@@ -13,10 +13,10 @@ from ..errors import RunError
 from ..rows import Row, rows
 from ..settings import check
 from .collect import Entry, dig, number
-from .compare import judged
+from .compare import counts, judged
 from .plots import _COLOURS, _DPI, _checked, _drawn, _figure, _marker, _save
 from .printed import row_of
-from .tables import Estimate
+from .tables import Estimate, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -119,9 +119,9 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
         r1 = judged(entry, "r1")
         cells = {protocol: judged(entry, f"ers_{protocol}") for protocol in _PROTOCOLS}
         ers = {protocol: cell.value for protocol, cell in cells.items() if isinstance(cell, Estimate)}
-        if isinstance(r1, int | float) and ers:
+        if counts(r1) and ers:
             steps, image_steps = number(entry.setting("steps")) or 0.0, number(entry.info.get("image_steps"))
-            found.append(_Shown(entry.name, r1, ers, steps, image_steps, row_of(entry), len(found)))
+            found.append(_Shown(entry.name, plain(r1), ers, steps, image_steps, row_of(entry), len(found)))
             name = dig(entry.info, "data", "name") or dig(entry.audit, "data", "query", "name") or "?"
             sets[str(name).split("/")[0]] = None
     if not found:
