@@ -4,7 +4,7 @@ import html
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from anchorhold.auditing.shown import SHOWN, Pictures, load_pictures
 from anchorhold.errors import RunError
+from anchorhold.report import charts
 from anchorhold.report.audit_page import bars_of, command_of, verdict_of, write_audit_page
 from anchorhold.report.charts import Axis, Mark, Point, Series, chart, ticks
 from anchorhold.report.collect import collect, flat_since, read_audit, read_run
@@ -235,6 +236,26 @@ def test_compare_shows_print_in_grey(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- charts
+
+
+def test_labels_lie_on_no_other_label_or_point() -> None:
+    points = [
+        (300.0, 200.0, "hm-lga"),
+        (290.0, 196.0, "hm-lga-112"),
+        (310.0, 204.0, "hm-lga-75"),
+        (580.0, 30.0, "natural"),
+    ]
+    boxes = []
+    for (x, y, label), (right, down) in charts._places(points, 600).items():
+        begins = x + right - (7.5 * len(label) if right < 0 else 0)
+        boxes.append((begins, y + down - 13, begins + 7.5 * len(label), y + down))
+        assert begins >= 0 and boxes[-1][2] <= 600  # and inside the chart
+    assert not any(charts._meet(one, other) for one, other in combinations(boxes, 2))
+    others = [(x - 5, y - 5, x + 5, y + 5) for x, y, _ in points]
+    assert not any(charts._meet(box, other) for box in boxes for other in others)
+    assert charts._places(points[:1], 600) == {points[0]: (7, -7)}  # the first choice, where nothing is near
+    crowd = [(300.0, 200.0, f"number {n}") for n in range(30)]
+    assert len(charts._places(crowd, 600)) == 30  # more than there is room for: all are there
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 7.9), (1e-5, 3e-5), (99.0, 101.0), (5, 5), (0, 1e6)])

@@ -1,7 +1,7 @@
 """Charts as inline SVG: axes, lines, points with a tip. Colours are classes, so that light and dark differ."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ _SHAPES = (
 )
 _DASHES = ("", "7 4", "2 3", "9 3 2 3")
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 40
+_LETTER, _HIGH = 7.5, 13  # pixels that a letter of a label takes, and a line of it
+
+_Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,9 @@ def chart(
     for mark in marks:
         drawn.append(_tag("line", "mark", x1=_LEFT, x2=width - _RIGHT, y1=up(mark.y), y2=up(mark.y)))
         drawn.append(_tag("text", "tick end", mark.word, x=width - _RIGHT, y=up(mark.y) - 4))
+    words = _places([(across(p.x), up(p.y), p.label) for p in points if p.label], width)
     for each in series:
-        drawn += _series(each, across, up, width)
+        drawn += _series(each, across, up, words)
     body = _joined(drawn)
     return _tag(
         "svg",
@@ -128,7 +132,40 @@ def key(series: Sequence[Series]) -> "Markup":
     return Markup('<div class="key">{}</div>').format(_joined(words))
 
 
-def _series(series: Series, across: Any, up: Any, width: int) -> "list[Markup]":
+def _places(
+    points: Sequence[tuple[float, float, str]], width: float
+) -> dict[tuple[float, float, str], tuple[int, int]]:
+    """Where the label of each point begins, or ends where that is left of it: on no other label and no other point.
+
+    Tried are both sides, above and below, nearer ones first; a label that has no such place stays at its first.
+    """
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y, _ in points]
+    found = {}
+    for x, y, label in points:
+
+        def box(right: int, down: int, x: float = x, y: float = y, long: float = _LETTER * len(label)) -> _Box:
+            begins = x + right - (long if right < 0 else 0)
+            return begins, y + down - _HIGH, begins + long, y + down
+
+        own = (x - 5, y - 5, x + 5, y + 5)
+        sides = (-7, 7) if x > 0.7 * width else (7, -7)
+        tried = [(right, down) for down in (-7, 7 + _HIGH, -7 - _HIGH, 7 + 2 * _HIGH) for right in sides]
+        free = (
+            each
+            for each in tried
+            if box(*each)[0] >= 0 and box(*each)[2] <= width
+            if not any(_meet(box(*each), other) for other in taken if other != own)
+        )
+        found[x, y, label] = place = next(free, tried[0])
+        taken.append(box(*place))
+    return found
+
+
+def _meet(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _series(series: Series, across: Any, up: Any, words: Mapping[Any, tuple[int, int]]) -> "list[Markup]":
     colour = "grey" if series.grey else f"c{series.look % COLOURS}"
     drawn: list[Markup] = []
     if series.line and len(series.points) > 1:
@@ -145,8 +182,9 @@ def _series(series: Series, across: Any, up: Any, width: int) -> "list[Markup]":
             ends = {"x1": across(p.x), "x2": across(p.x), "y1": up(p.y_span[0]), "y2": up(p.y_span[1])}
             drawn.append(_tag("line", f"span {colour}", **ends))
         shape = [] if many else [_tag("path", "shape", d=_SHAPES[series.look % len(_SHAPES)])]
-        left = across(p.x) > 0.7 * width
-        word = [_tag("text", "label end" if left else "label", p.label, x=-7 if left else 7, y=-7)] if p.label else []
+        right, down = words.get((across(p.x), up(p.y), p.label), (0, 0))
+        side = "label end" if right < 0 else "label"
+        word = [_tag("text", side, p.label, x=right, y=down)] if p.label else []
         target = _tag("circle", "target", r=9)
         reach = {"tabindex": "0", "role": "img", "aria-label": p.tip} if series.focus else {}
         inside = _joined([*shape, *word, target])
