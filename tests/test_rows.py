@@ -275,7 +275,7 @@ def test_print_stands_beside_what_came_out(capsys: Any, monkeypatch: pytest.Monk
         return Run.create(tmp_path / "run", {})
 
     monkeypatch.setattr(training, "fit", fit)
-    monkeypatch.setattr(datasets, "dataset", lambda name, root: name)
+    monkeypatch.setattr(datasets, "dataset", lambda name, root, held_out: name)
     code, out, err = run(capsys, monkeypatch, "train", "cub", "--row", "001/t5/cub/hm-lga-ics-8", "--seed", "3")
     assert code == 0, err
     assert "001/t6/cub/hm-lga-ics-8 in print: R@1 37.2, ERS 33.5\n" in out

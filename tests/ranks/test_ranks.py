@@ -107,7 +107,8 @@ def test_ranks_that_do_not_have_the_same_say_so(tmp_path: Path) -> None:
 
 def test_only_what_ranks_can_do_together_runs_under_torchrun() -> None:
     done = launch(2, "-m", "anchorhold", "demo")
-    assert done.returncode != 0 and "error: demo is for one process; torchrun is for train, resume" in done.stderr
+    # Of either rank: who ends first has the other ended by torchrun.
+    assert done.returncode != 0 and ": demo is for one process; torchrun is for train, resume" in done.stderr
 
 
 def test_shares_are_in_order_and_leave_nothing_out() -> None:
