@@ -123,7 +123,7 @@ def training(device: str, steps: int = 8, pairs: int = 56) -> Callable[[], Found
     def work() -> Found:
         with tempfile.TemporaryDirectory() as place:
             data = ah.Dataset("noise", split, split)
-            _, first, second, _ = ah.fit(None, data, "minmax", place, overrides=changes, device=device).metrics()
+            first, second, _ = ah.fit(None, data, "minmax", place, overrides=changes, device=device).metrics()
         spent = second["seconds"] - first["seconds"]
         return {"ms": 1000 * spent / (second["step"] - first["step"]), "image_steps_a_step": second["image_steps"]}
 
@@ -180,7 +180,7 @@ def stores(device: str, root: str, weights: str, store: str) -> Callable[[], Fou
     def work() -> Found:
         with tempfile.TemporaryDirectory() as place:
             data = ah.dataset("cub", root)
-            first, second, _ = ah.fit(None, data, "hm-lga", place, overrides=changes, device=device).metrics()
+            _, first, second, _ = ah.fit(None, data, "hm-lga", place, overrides=changes, device=device).metrics()
         return {"ms": 1000 * (second["seconds"] - first["seconds"]) / (second["step"] - first["step"])}
 
     return work

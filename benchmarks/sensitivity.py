@@ -4,8 +4,8 @@
 
 `as-is` trains the natural recipe; `webp` on the same images, stored once more as WebP of a much lower quality;
 `variances` from the same weights, with the running variances of the last stage, most of which are estimated, moved by
-15 % at random. Each is a run of `anchorhold train`, with R@1 at every look; one that moves R@1 by as much as the row is
-off says what the row depends on.
+15 % at random. Each is trained for as long as the row, with R@1 at every look; one that moves R@1 by as much as the row
+is off says what the row depends on.
 """
 
 import argparse
@@ -75,15 +75,18 @@ def main() -> None:
     file, chosen = Path(args.out), args.only.split(",") if args.only else list(ways)
     if unknown := [name for name in chosen if name not in ways]:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(ways)}")
+    about = {**provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "epochs": args.epochs}
+    before = json.loads(file.read_text()) if file.exists() else {**about, "sensitivity": {}}
+    others = {key: before.get(key) for key in about if before.get(key) != about[key]}
+    assert not others, f"{file} has parts that were made with {others}"
     for name in chosen:
         images, weights = ways[name]()
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}
         run = ah.fit(None, images, "natural", place / name, overrides=changes)
         looks = [{"epoch": row["epoch"], "r1": row["r1"]} for row in run.metrics() if "r1" in row]
         print(name, json.dumps(looks), flush=True)
-        before = json.loads(file.read_text())["sensitivity"] if file.exists() else {}
-        about = {**provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "epochs": args.epochs}
-        file.write_text(json.dumps({**about, "sensitivity": {**before, name: looks}}, indent=1) + "\n")
+        known = json.loads(file.read_text())["sensitivity"] if file.exists() else {}
+        file.write_text(json.dumps({**about, "sensitivity": {**known, name: looks}}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

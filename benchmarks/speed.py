@@ -268,7 +268,8 @@ def start(root: str, weights: str, out: Path) -> Found:
     child.wait()
     first = [at for at, line in lines if line.startswith("the first step ended")]
     assert first, f"the training did not begin: {lines}"
-    return {"to_first_step": first[0], "to_step_40": lines[-1][0], "lines": lines}
+    later = [at for at, line in lines if line.startswith("about ")]
+    return {"to_first_step": first[0], "to_step_40": later[0] if later else None, "lines": lines}
 
 
 def gpu(args: argparse.Namespace) -> Found:

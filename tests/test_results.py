@@ -155,8 +155,8 @@ def test_the_readme_repeats_the_audits() -> None:
         strong.append(f"{found['strong']['ers']['value']:.1f}")
     assert f"the strong audit leaves {' and '.join(strong)}" in readme
     speed = benchmark("gpu")["speed"]
-    assert f"takes {speed['hm']['ms']:.0f} ms, RobRank's" in readme
-    assert f"test images take {speed['audit-robust']['seconds']:.0f} s, one protocol" in readme
+    assert f"takes {speed['hm']['ms']:.0f} ms in the sixth epoch" in readme
+    assert f"test images take {speed['audit-robust']['seconds']:.0f} s (`--batch 1024`" in readme
 
 
 def test_no_result_names_a_path_of_a_machine() -> None:

@@ -109,6 +109,7 @@ def test_what_cannot_be_varied_is_refused(texts: list[str], words: str) -> None:
         ({"defence.steps": ["4"]}, {"defence": {"steps": "8"}}, "both set and varied"),
         ({"defence.steps": ["4"]}, {"defence": "hardness"}, "defence is a section"),
         ({"defence.stps": ["4"]}, {}, "did you mean defence.steps"),
+        ({"data.held_out": ["2", "3"]}, {}, "a sweep has one data set"),
     ],
 )
 def test_every_point_is_checked_before_the_first_is_trained(

@@ -81,6 +81,7 @@ def points(recipe: str, vary: Mapping[str, Sequence[str]], overrides: Mapping[st
         tree = copy.deepcopy(dict(overrides))
         chosen = dict(zip(vary, values))
         for key, value in ((k, v) for k, v in chosen.items() if k != RECIPE):
+            check(key != "data.held_out", "a sweep has one data set: --set data.held_out, and vary something else")
             *sections, name = key.split(".")
             branch = tree
             for section in sections:

@@ -370,7 +370,8 @@ def _summary(row: Mapping[str, Any]) -> str:
 
 def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """What is known of a data set, below what the caller says."""
-    known = {"name": data.name, "root": data.root, "held_out": data.held_out}
+    known: dict[str, Any] = {"name": data.name, "root": data.root}
+    known |= {"held_out": data.held_out} if data.held_out else {}
     said = overrides.get("data", {})
     check(isinstance(said, Mapping), f"overrides: data is a section of settings, not {said!r}")
     return {**overrides, "data": {**known, **said}}

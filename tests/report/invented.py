@@ -22,8 +22,8 @@ def a_run(
 ) -> Path:
     """A run folder; `more`: sections of settings, such as defence={"steps": 4}, fields of run.json, `on` a data set."""
     sections = {key: more.pop(key) for key in ("defence", "train", "model", "batch") if key in more}
-    data = more.pop("on", "digits")
-    settings = to_dict(settings_from(recipe, {"data": {"name": data}, **sections}))
+    data, held_out = more.pop("on", "digits"), more.pop("held_out", 0)
+    settings = to_dict(settings_from(recipe, {"data": {"name": data, "held_out": held_out}, **sections}))
     about = {"data": {"name": data, "test": "mark"}, "model": {"config": CONFIG}}
     run = Run.create(path, {"settings": settings, **about, "status": status, **more})
     for row in rows:

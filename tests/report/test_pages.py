@@ -203,6 +203,8 @@ def test_the_command_makes_the_same_audit(audited: Path, tmp_path: Path) -> None
     said = command_of(read_audit(changed))
     assert "--attacks CA+:w=3" in said and "--protocol corrected" in said and "--full" in said
     assert "--budget adml" in said
+    audit["data"]["query"]["name"] = "cub/train, last 20 classes"
+    assert " --data cub --held-out 20 " in command_of(audit)
 
 
 def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
@@ -249,7 +251,7 @@ def test_labels_lie_on_no_other_label_or_point() -> None:
     for (x, y, label), (right, down) in charts._places(points, 600).items():
         begins = x + right - (7.5 * len(label) if right < 0 else 0)
         boxes.append((begins, y + down - 13, begins + 7.5 * len(label), y + down))
-        assert begins >= 0 and boxes[-1][2] <= 600  # and inside the chart
+        assert begins >= charts._LEFT and boxes[-1][2] <= 600  # and inside the chart
     assert not any(charts._meet(one, other) for one, other in combinations(boxes, 2))
     others = [(x - 5, y - 5, x + 5, y + 5) for x, y, _ in points]
     assert not any(charts._meet(box, other) for box in boxes for other in others)

@@ -113,6 +113,14 @@ def test_a_row_counts_on_its_own_data_only(tmp_path: Path) -> None:
     assert row_of(borrowed) is None
 
 
+def test_held_out_classes_are_not_print_s_test(tmp_path: Path) -> None:
+    last = [{"epoch": 75, "r1": 38.0}]
+    an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, held_out=20), ers=33)
+    assert row_of(collect([tmp_path]).entries[0]) is None
+    (line,) = cells(tmp_path)
+    assert line["data"] == "cub, last 20 training classes" and line["verdict"] is line["print_r1"] is None
+
+
 def cells(*paths: Path) -> list[dict[str, Any]]:
     table = runs_table(collect(paths).entries)
     return [dict(zip([column.key for column in table.columns], row)) for row in table.rows]
@@ -158,3 +166,12 @@ def test_from_robust_weights_the_gain_is_compared(tmp_path: Path) -> None:
     assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains
     trained("plain", 36.5, 31.0, HM)
     assert runs_table(collect([tmp_path]).entries).notes[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
+
+
+def test_robust_is_what_the_weights_are_called_not_where_they_lie(tmp_path: Path) -> None:
+    weights = {"weights": "robust-retrieval/resnet18_imagenet.safetensors"}
+    last = [{"epoch": 75, "r1": 38.0}]
+    an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, model=weights), ers=33)
+    assert [line["verdict"] for line in cells(tmp_path)] == ["reproduced"]
+    an_audit(a_run(tmp_path / "b", last, on="cub", row=ROBUST, model=weights), ers=33)  # from plain ones after all
+    assert "over a" not in runs_table(collect([tmp_path]).entries).notes[-1]

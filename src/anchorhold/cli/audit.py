@@ -75,7 +75,9 @@ def audit(
     check_until(until, _attacks(attacks))
     protocols = ("published", "corrected") if protocol == "both" else (protocol,)
     victim = _model(model, mean, std, size)
-    out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}"
+    apart = f"-held-out-{held_out}" if held_out else ""
+    out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}{apart}"
+    _say_what_was_seen(model, held_out)
     found = run_audit(
         victim,
         _data(data, root, held_out),
@@ -108,7 +110,7 @@ def audit(
     print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
     print(f"the page: {out / 'page.html'}")
     if strength == "strong":
-        at = f" --root {root}" if root is not None else ""
+        at = (f" --root {root}" if root is not None else "") + (f" --held-out {held_out}" if held_out else "")
         print(f"receipts, for `anchorhold verify {out} --model {model} --data {data}{at}`: {out / 'receipts'}")
 
 
@@ -131,6 +133,7 @@ def attack(
     size: Size = "",
     resize: Resize = None,
     crop: Crop = None,
+    held_out: HeldOut = 0,
     seed: Annotated[int, typer.Option(help="Another seed draws other targets and starts")] = 0,
     save: Annotated[Path | None, typer.Option(help="Write the perturbed image there, as PNG")] = None,
     device: Device = "auto",
@@ -144,7 +147,7 @@ def attack(
     done = attack_one(
         _model(model, mean, std, size),
         image,
-        _data(data, root),
+        _data(data, root, held_out),
         goal,
         protocol=protocol,  # type: ignore[arg-type]  # it is checked there
         label=class_,
@@ -196,6 +199,17 @@ def _data(name: str, root: Path | None, held_out: int = 0) -> Any:
 
     whole = root is None and not held_out and (Path(name).is_dir() or name.endswith(".csv"))
     return name if whole else dataset(name, root, held_out=held_out)
+
+
+def _say_what_was_seen(model: str, held_out: int) -> None:
+    """A run that was trained on the classes that are held out now is not tested on what it does not know."""
+    from ..record import Run
+    from ..report.collect import dig
+
+    if held_out and (Path(model) / "run.json").is_file():
+        trained = dig(Run(model).read_json(), "settings", "data", "held_out") or 0
+        if trained != held_out:
+            print(f"note: {model} was trained with data.held_out = {trained}: it knows classes that are attacked here")
 
 
 def _slug(text: str) -> str:

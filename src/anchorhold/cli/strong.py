@@ -75,6 +75,7 @@ def algorithm1(
     size: Size = "",
     resize: Resize = None,
     crop: Crop = None,
+    held_out: HeldOut = 0,
     batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
     out: Annotated[Path | None, typer.Option(help="Where it is written; the same one again goes on")] = None,
     device: Device = "auto",
@@ -83,14 +84,14 @@ def algorithm1(
     from ..auditing.algorithm1 import algorithm1 as run_table
     from ..console import Console
 
-    out = out or Path("audits") / f"algorithm1-{_slug(data)}"
+    out = out or Path("audits") / f"algorithm1-{_slug(data)}{f'-held-out-{held_out}' if held_out else ''}"
     named = {}
     for number_, spec in enumerate(models):
         name = _slug(spec)
         named[name if name not in named else f"{name}-{number_}"] = _model(spec, mean, std, size)
     table = run_table(
         named,
-        _data(data, root),
+        _data(data, root, held_out),
         eps=number("--eps", eps),
         limit=limit,
         seeds=seeds,

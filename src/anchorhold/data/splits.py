@@ -147,12 +147,10 @@ class Dataset:
 
     def holding_out(self, classes: int) -> "Dataset":
         """The last so many training classes as test split: settings are chosen on them, and not on the real one."""
-        if self.held_out or classes < 0:
-            raise DataError(
-                f"{self.held_out} classes of {self.name} are held out already, and {classes} more are asked"
-            )
         if not classes:
             return self
+        if self.held_out:
+            raise DataError(f"{self.held_out} classes of {self.name} are held out already; ask for all of them at once")
         used = torch.unique(self.train.labels)
         if classes < 2 or len(used) - classes < 2:
             raise DataError(

@@ -1,6 +1,7 @@
 """The page of an audit: whether to worry, what each attack does to all queries and to some, how to make it again."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -152,13 +153,10 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
 def command_of(audit: Mapping[str, Any]) -> str:
     """The command that makes the audit again; the model and its place are the reader's to fill in."""
     s = audit["settings"]
-    words = [
-        "anchorhold",
-        "audit",
-        "MODEL",
-        "--data",
-        quote(str(dig(audit, "data", "query", "name")).removesuffix("/test").removesuffix("/query")),
-    ]
+    name = str(dig(audit, "data", "query", "name")).removesuffix("/test").removesuffix("/query")
+    held = re.fullmatch(r"(.*)/train, last (\d+) classes", name)
+    words = ["anchorhold", "audit", "MODEL", "--data", quote(held[1] if held else name)]
+    words += ["--held-out", held[2]] if held else []
     protocols = s.get("protocols") or []
     words += ["--protocol", str(protocols[0])] if len(protocols) == 1 else []
     words += ["--attacks", quote(",".join(_named_attacks(audit)))]

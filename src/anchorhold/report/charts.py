@@ -135,9 +135,10 @@ def key(series: Sequence[Series]) -> "Markup":
 def _places(
     points: Sequence[tuple[float, float, str]], width: float
 ) -> dict[tuple[float, float, str], tuple[int, int]]:
-    """Where the label of each point begins, or ends where that is left of it: on no other label and no other point.
+    """Where the label of each point begins, or ends where that is left of it.
 
-    Tried are both sides, above and below, nearer ones first; a label that has no such place stays at its first.
+    It lies on no other label, and on no other point that has one. Tried are right and left, above and below, nearer
+    ones first; a label that has no such place stays at its first.
     """
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y, _ in points]
     found = {}
@@ -148,12 +149,12 @@ def _places(
             return begins, y + down - _HIGH, begins + long, y + down
 
         own = (x - 5, y - 5, x + 5, y + 5)
-        sides = (-7, 7) if x > 0.7 * width else (7, -7)
+        sides = (7, -7) if x + 7 + _LETTER * len(label) <= width else (-7, 7)
         tried = [(right, down) for down in (-7, 7 + _HIGH, -7 - _HIGH, 7 + 2 * _HIGH) for right in sides]
         free = (
             each
             for each in tried
-            if box(*each)[0] >= 0 and box(*each)[2] <= width
+            if box(*each)[0] >= _LEFT and box(*each)[2] <= width
             if not any(_meet(box(*each), other) for other in taken if other != own)
         )
         found[x, y, label] = place = next(free, tried[0])

@@ -155,11 +155,19 @@ def _verdict(entry: Entry) -> Cell:
     return verdict(row, numbers[0], numbers[1], bool(departures(entry, row)))
 
 
+def _data(entry: Entry) -> Cell:
+    name, held = dig(entry.info, "data", "name"), entry.setting("data.held_out")
+    name = name or dig(entry.audit, "data", "query", "name")
+    if name is None:
+        return None
+    return f"{name}, last {held} training classes" if held else str(name)
+
+
 _ABOUT = (
     _value("name", "run", _name),
     _value("method", "method", method_cell),
     _value("steps", "η", lambda e: number(e.setting("steps")), 0),
-    _value("data", "data", lambda e: dig(e.info, "data", "name") or dig(e.audit, "data", "query", "name")),
+    _value("data", "data", _data),
     _value("epochs", "epochs", lambda e: e.epoch, 0, spare=True),
     _value("batch", "batch", _batch, spare=True),
     _value("seed", "seed", lambda e: number(e.setting("train.seed")), 0, spare=True),

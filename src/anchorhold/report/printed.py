@@ -24,12 +24,13 @@ _JUDGED = {
     "batch": ("kind", "pairs", "classes", "instances", "mining_pairs"),
     "model": ("backbone", "dim", "freeze_batchnorm"),
     "train": ("epochs", "benign", "ema"),
-    "data": ("held_out",),
 }
 
 
 def row_of(entry: Entry) -> Row | None:
-    """The row that a run repeats, on the data of the row; None where it names none that is known."""
+    """The row that a run repeats, on its data; None where it names none that is known, or held classes out."""
+    if dig(entry.info, "settings", "data", "held_out"):
+        return None
     try:
         row = row_named(entry.row) if entry.row else None
     except SettingsError:  # of another version
@@ -76,22 +77,28 @@ def gains_in_print(row: Row) -> dict[str, dict[str, float]]:
 
 
 def plain_start_of(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
-    """The finished run with the same settings and seed that did not start from robust weights."""
+    """The finished run with the same settings and seed from plain weights, where this one began with robust ones."""
 
     def settings(each: Entry) -> tuple[object, ...]:
         model = dig(each.info, "settings", "model")
         rest = {key: value for key, value in model.items() if key != "weights"} if isinstance(model, Mapping) else None
-        judged = [
-            dig(each.info, "settings", section) for section in _JUDGED if section not in ("model", "train", "data")
-        ]
+        judged = [dig(each.info, "settings", section) for section in _JUDGED if section not in ("model", "train")]
         train = [dig(each.info, "settings", "train", key) for key in ("epochs", "benign", "ema", "seed")]
         return dig(each.info, "data"), judged, train, rest
 
-    def robust(each: Entry) -> bool:
-        return "robust" in str(dig(each.info, "settings", "model", "weights")).lower()
+    if not _robust(entry):
+        return None
+    alike = (each for each in entries if each.finished and settings(each) == settings(entry))
+    return next((each for each in alike if _weights(each) and not _robust(each)), None)
 
-    alike = (each for each in entries if each.finished and not robust(each) and settings(each) == settings(entry))
-    return next((each for each in alike if each is not entry), None)
+
+def _weights(entry: Entry) -> str:
+    """What a run began with, without the folders where it lay."""
+    return Path(str(dig(entry.info, "settings", "model", "weights") or "").replace("\\", "/")).name
+
+
+def _robust(entry: Entry) -> bool:
+    return "robust" in _weights(entry).lower()
 
 
 def departures(entry: Entry, row: Row) -> list[str]:
@@ -114,8 +121,7 @@ def departures(entry: Entry, row: Row) -> list[str]:
 
 def _start(entry: Entry, row: Row) -> list[str]:
     """Robust weights to start from, where the row has none."""
-    weights = str(dig(entry.info, "settings", "model", "weights") or "")
-    return [f"start {Path(weights).name}"] if "robust" in weights.lower() and not row.printed.get("init") else []
+    return [f"start {_weights(entry)}"] if _robust(entry) and not row.printed.get("init") else []
 
 
 def _audited(entry: Entry) -> list[str]:
