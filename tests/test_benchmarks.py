@@ -1,0 +1,30 @@
+"""The benchmarks run: numbers in docs/ must be there to be made again."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(ROOT / "benchmarks" / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
+
+
+def test_scale_measures_a_training_step_and_a_search(tmp_path: Path) -> None:
+    out = tmp_path / "scale.json"
+    done = run("scale.py", "--device", "cpu", "--threads", "1", "--quick", "--only", "steps,search", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["scale"]
+    assert found["steps"][0]["ms"] > 0 and found["steps"][0]["image_steps_a_step"] == 3 * 56
+    assert [row["count"] for row in found["search"]] == [10_000, 100_000]
+
+
+@pytest.mark.parametrize("name", ["speed.py", "scale.py", "accuracy.py", "sensitivity.py"])
+def test_every_benchmark_says_what_it_does(name: str) -> None:
+    done = run(name, "--help")
+    assert done.returncode == 0 and name in done.stdout
