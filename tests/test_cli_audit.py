@@ -10,6 +10,7 @@ import torch
 from anchorhold import cli
 from anchorhold.errors import SettingsError
 from anchorhold.model.embedder import Embedder
+from anchorhold.record import SCHEMA, Run
 from tests.test_cli import run
 
 QUICK = ["--data", "digits", "--steps", "2", "--device", "cpu"]
@@ -51,6 +52,21 @@ def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytes
     assert code == 0 and again == out and "30 of 30" not in err
     code, _, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options, "--seed", "1")
     assert code == 2 and "another seed; choose another place" in err
+
+
+def test_held_out_classes_have_a_place_of_their_own(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quick = [*QUICK, "--attacks", "ES", "--limit", "10"]
+    for trained, told in ((0, True), (2, False), (3, False)):
+        place = tmp_path / f"run{trained}"
+        Embedder("small", 16, channels=1, size=8).save(place / "model.safetensors")
+        Run(place).write_json({"schema": SCHEMA, "settings": {"data": {"held_out": trained}}})
+        code, out, err = run(capsys, monkeypatch, "audit", place.name, *quick, "--held-out", "2")
+        assert code == 0, err
+        assert "10 of 364 queries against 364 images of 2 classes" in out
+        assert ("it knows classes that are attacked here" in out) == told
+        assert (tmp_path / "audits" / f"{place.name}-digits-held-out-2" / "audit.json").is_file()
 
 
 def test_algorithm_1_with_its_budget_and_seeds(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
