@@ -9,11 +9,10 @@ Both are then audited alike. `terms` attacks one checkpoint, with the same targe
 """
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from parts import Parts
 
 import anchorhold as ah
 from anchorhold.defences.step import Inner
@@ -47,10 +47,7 @@ def trained(arm: str, seed: int, data: ah.Dataset, args: argparse.Namespace) -> 
     }
     with tempfile.TemporaryDirectory() as place:
         fit = partial(ah.fit, None, data, "hm-lga", place, overrides=changes, device="cuda")
-        if arm == "slow":
-            with every_unit_kept():
-                run = fit()
-        else:
+        with every_unit_kept() if arm == "slow" else nullcontext():
             run = fit()
         rows = run.metrics()
         found = ah.audit(ah.load(run.path, "cuda"), data, limit=args.queries, batch=512, compile="on", examine=None)
@@ -112,14 +109,9 @@ def main() -> None:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(parts)}")
     checkpoint = Path(args.checkpoint).name if args.checkpoint else None
     about = {**provenance(torch.device("cuda")), "epochs": args.epochs, "queries": args.queries, "model": checkpoint}
+    made = Parts(args.out, "accuracy", about)
     for name in chosen:
-        found = parts[name]()
-        print(name, json.dumps(found), flush=True)
-        file = Path(args.out)
-        before = json.loads(file.read_text()) if file.exists() else {**about, "accuracy": {}}
-        others = {key: before.get(key) for key in about if before.get(key) != about[key]}
-        assert not others, f"{file} has parts that were made with {others}"
-        file.write_text(json.dumps({**about, "accuracy": {**before["accuracy"], name: found}}, indent=1) + "\n")
+        made.keep(name, parts[name]())
 
 
 if __name__ == "__main__":

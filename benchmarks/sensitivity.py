@@ -10,7 +10,6 @@ is off says what the row depends on.
 
 import argparse
 import io
-import json
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from parts import Parts
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -72,21 +72,17 @@ def main() -> None:
         "webp": lambda: (ah.Dataset("cub", compressed(data.train), compressed(data.test)), args.weights),
         "variances": lambda: (data, moved(args.weights, place / "moved.safetensors")),
     }
-    file, chosen = Path(args.out), args.only.split(",") if args.only else list(ways)
+    chosen = args.only.split(",") if args.only else list(ways)
     if unknown := [name for name in chosen if name not in ways]:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(ways)}")
     about = {**provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "epochs": args.epochs}
-    before = json.loads(file.read_text()) if file.exists() else {**about, "sensitivity": {}}
-    others = {key: before.get(key) for key in about if before.get(key) != about[key]}
-    assert not others, f"{file} has parts that were made with {others}"
+    made = Parts(args.out, "sensitivity", about)
     for name in chosen:
         images, weights = ways[name]()
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}
         run = ah.fit(None, images, "natural", place / name, overrides=changes)
         looks = [{"epoch": row["epoch"], "r1": row["r1"]} for row in run.metrics() if "r1" in row]
-        print(name, json.dumps(looks), flush=True)
-        known = json.loads(file.read_text())["sensitivity"] if file.exists() else {}
-        file.write_text(json.dumps({**about, "sensitivity": {**known, name: looks}}, indent=1) + "\n")
+        made.keep(name, looks)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The benchmarks run: numbers in docs/ must be there to be made again."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -28,3 +29,14 @@ def test_scale_measures_a_training_step_and_a_search(tmp_path: Path) -> None:
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")
     assert done.returncode == 0 and name in done.stdout
+
+
+def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    parts = importlib.import_module("parts")
+    file = str(tmp_path / "parts.json")
+    one, other = (parts.Parts(file, "found", {"commit": "abc", "epochs": 3}) for _ in range(2))
+    one.keep("a", 1), other.keep("b", 2)
+    assert json.loads(Path(file).read_text()) == {"commit": "abc", "epochs": 3, "found": {"a": 1, "b": 2}}
+    with pytest.raises(AssertionError, match=r"made with \{'epochs': 3\}"):
+        parts.Parts(file, "found", {"commit": "abc", "epochs": 75})

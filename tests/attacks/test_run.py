@@ -71,6 +71,22 @@ def test_samples_that_are_done_leave_and_that_changes_nothing(name: str) -> None
         assert left.image_steps < stayed.image_steps
 
 
+@pytest.mark.parametrize("name", ["CA-", "QA+", "QA-", "GTT", "LTM"])
+def test_nobody_leaves_before_the_hinge_is_met(name: str) -> None:
+    """A top below 0 would let samples go that can still be moved: a weaker attack that looks fast."""
+    there, goal, ids = world(), ATTACKS[name]("corrected"), torch.arange(40)
+    objective = goal.objective(there.scene, ids, goal.targets(there.scene, ids, Key.of(0)))
+    e = (there.scene.clean(goal.side)[ids] + 0.3 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0)))[
+        :, None
+    ]
+    e = e.double().requires_grad_()
+    value = objective.value(e, ids)
+    assert objective.top == 0.0 and (value <= 0).all() and (value < 0).any()
+    (slope,) = torch.autograd.grad(value.sum(), e)
+    done = objective.met(e, ids, value)
+    assert done is not None and torch.equal(done, value == 0) and (slope[done] == 0).all()
+
+
 def test_what_both_protocols_share_is_run_once_and_measured_twice() -> None:
     there, ids = world(), torch.arange(0, 40, 2)
     shared = set()
