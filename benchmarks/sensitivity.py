@@ -2,10 +2,14 @@
 
     python benchmarks/sensitivity.py --root CUB_200_2011 --weights resnet18_imagenet.safetensors --out sensitivity.json
 
-`as-is` trains the natural recipe; `webp` on the same images, stored once more as WebP of a much lower quality;
-`variances` from the same weights, with the running variances of the last stage, most of which are estimated, moved by
-15 % at random. Each is trained for as long as the row, with R@1 at every look; one that moves R@1 by as much as the row
-is off says what the row depends on.
+`as-is` trains the natural recipe; `webp` on the same images, stored once more as WebP of a much lower quality, and
+`webp-55` of a somewhat lower one; `variances` from the same weights, with the running variances of the last stage, most
+of which are estimated, moved by 15 % at random. Each is trained for as long as the row, with R@1 at every look; one
+that moves R@1 by as much as the row is off says what the row depends on.
+
+`distortion` trains nothing. It estimates what the files lost when they were made, which nobody can measure without the
+originals, beside what storing them again takes: mean squared errors, in levels of 255, over images that were made
+smaller first, so that they come near to images that were never compressed.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import io
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,22 +34,41 @@ from anchorhold.random import Key
 from anchorhold.record import provenance
 
 Found = dict[str, Any]
-QUALITY = 33  # the files have 75; what they lost against the originals is less than this takes
+STORED = 75  # the quality of the files
+QUALITY = {"webp": 33, "webp-55": 55}  # of storing them again
+SIDE = 192  # three quarters of the files': small enough to hide what they lost, large enough to be alike
+SAMPLE = 500  # images whose distortion is measured
 APART = 0.15  # by which an estimated variance may be off
 
 
-def again(pixels: Any) -> Any:
+def again(pixels: Any, quality: int) -> Any:
     """What is left of an image that is stored once more."""
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "WEBP", quality=QUALITY)
+    Image.fromarray(pixels).save(file, "WEBP", quality=quality)
     return np.asarray(Image.open(file).convert("RGB"))
 
 
-def compressed(split: ah.Split) -> ah.Split:
+def compressed(data: ah.Dataset, quality: int) -> ah.Dataset:
+    def stored(split: ah.Split) -> ah.Split:
+        images = decode(split, 256).images.numpy()
+        with ProcessPoolExecutor(cores()) as pool:
+            made = np.stack(list(pool.map(partial(again, quality=quality), images, chunksize=64)))
+        return ah.Split(split.name, split.labels, split.classes, images=torch.from_numpy(made))
+
+    return ah.Dataset(data.name, stored(data.train), stored(data.test))
+
+
+def distortion(split: ah.Split) -> Found:
+    """Mean squared errors of storing images at the quality of the files, and once more at a lower one."""
     images = decode(split, 256).images.numpy()
-    with ProcessPoolExecutor(cores()) as pool:
-        made = np.stack(list(pool.map(again, images, chunksize=64)))
-    return ah.Split(split.name, split.labels, split.classes, images=torch.from_numpy(made))
+    errors: dict[str, list[float]] = {}
+    for pixels in images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:SAMPLE].numpy()]:
+        small = np.asarray(Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.LANCZOS))
+        file = again(small, STORED)
+        pairs = {"files": (small, file)} | {name: (file, again(file, q)) for name, q in QUALITY.items()}
+        for name, (a, b) in pairs.items():
+            errors.setdefault(name, []).append(float(np.square(a.astype(float) - b).mean()))
+    return {name: float(np.mean(values)) for name, values in errors.items()}
 
 
 def moved(weights: str, out: Path) -> str:
@@ -60,24 +84,29 @@ def moved(weights: str, out: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="CUB_200_2011", help="where CUB lies")
-    parser.add_argument("--weights", required=True, help="a file in torchvision's layout")
+    parser.add_argument("--weights", default="", help="a file in torchvision's layout, for all but distortion")
     parser.add_argument("--epochs", type=int, default=75)
-    parser.add_argument("--only", default="", help="some of as-is, webp, variances, separated by commas")
+    parser.add_argument("--only", default="", help="some, separated by commas")
     parser.add_argument("--out", default="sensitivity.json")
     args = parser.parse_args()
     place = Path(tempfile.mkdtemp())
     data = ah.dataset("cub", args.root)
     ways: dict[str, Callable[[], tuple[ah.Dataset, str]]] = {
         "as-is": lambda: (data, args.weights),
-        "webp": lambda: (ah.Dataset("cub", compressed(data.train), compressed(data.test)), args.weights),
         "variances": lambda: (data, moved(args.weights, place / "moved.safetensors")),
+        **{name: partial(lambda q: (compressed(data, q), args.weights), q) for name, q in QUALITY.items()},
     }
-    chosen = args.only.split(",") if args.only else list(ways)
-    if unknown := [name for name in chosen if name not in ways]:
-        parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(ways)}")
+    parts = ["distortion", *ways]
+    chosen = args.only.split(",") if args.only else parts
+    if unknown := [name for name in chosen if name not in parts]:
+        parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(parts)}")
+    if not args.weights and chosen != ["distortion"]:
+        parser.error("--weights is missing: all parts but distortion train")
     about = {**provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "epochs": args.epochs}
     made = Parts(args.out, "sensitivity", about)
-    for name in chosen:
+    if "distortion" in chosen:
+        made.keep("distortion", distortion(data.train))
+    for name in (name for name in chosen if name in ways):
         images, weights = ways[name]()
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}
         run = ah.fit(None, images, "natural", place / name, overrides=changes)

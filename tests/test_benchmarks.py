@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from anchorhold import Split
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -40,3 +43,12 @@ def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(Path(file).read_text()) == {"commit": "abc", "epochs": 3, "found": {"a": 1, "b": 2}}
     with pytest.raises(AssertionError, match=r"made with \{'epochs': 3\}"):
         parts.Parts(file, "found", {"commit": "abc", "epochs": 75})
+
+
+def test_storing_an_image_again_takes_more_the_lower_the_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sensitivity = importlib.import_module("sensitivity")
+    noise = torch.rand(4, 256, 256, 3, generator=torch.Generator().manual_seed(0))
+    images = (noise * torch.linspace(0, 255, 256)[:, None, None]).to(torch.uint8)
+    found = sensitivity.distortion(Split("noise", torch.zeros(4, dtype=torch.long), ["one"], images=images))
+    assert found["files"] > 0 and 0 < found["webp-55"] < found["webp"]
