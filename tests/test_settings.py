@@ -192,3 +192,16 @@ def test_extends_starts_from_the_file_that_says_it(tmp_path: Path, monkeypatch: 
     assert (s.data.name, s.model.dim) == ("digits", 3)  # the nearer name, also where it chooses
     with pytest.raises(SettingsError, match="extends itself"):
         settings_from("mine/loop.toml")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "left"),
+    [
+        ("constant", [1, 1, 1, 1]),
+        ("linear", [1, 0.75, 0.5, 0.25]),
+        ("cosine", [1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4]),
+    ],
+)
+def test_the_learning_rate_falls_by_its_schedule(schedule: Any, left: list[float]) -> None:
+    settings = OptimiserSettings(lr=2e-5, schedule=schedule)
+    assert [settings.lr_after(share) for share in (0, 0.25, 0.5, 0.75)] == pytest.approx([2e-5 * x for x in left])

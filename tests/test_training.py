@@ -102,6 +102,7 @@ def test_the_seed_decides_and_nothing_else(digits: ah.Dataset, tmp_path: Path) -
     "change",
     [
         {"optimiser": {"weight_decay": 0.1}},
+        {"optimiser": {"schedule": "linear"}},
         {"batch": {"mining_pairs": 4}},
         {"data": {"flip": False}},
         {"data": {"crop": 7}},
@@ -187,8 +188,9 @@ else:
 
 
 def test_killed_at_random_steps_and_resumed_ends_with_the_same_weights(digits: ah.Dataset, tmp_path: Path) -> None:
-    fit(digits, tmp_path / "alone")
-    overrides = with_(data={"name": "digits"})
+    falling = {"schedule": "cosine"}  # by the steps of the whole run, however often it is stopped
+    fit(digits, tmp_path / "alone", optimiser=falling)
+    overrides = with_(data={"name": "digits"}, optimiser=falling)
     chance, killed = random.Random(5), 0
     for _ in range(40):
         child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "killed"), json.dumps(overrides)])

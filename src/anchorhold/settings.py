@@ -93,14 +93,24 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """Adam with coupled L2, as in the papers' code."""
+    """Adam with coupled L2 and a constant learning rate, as in the papers' code."""
 
     lr: float = 1e-5
     weight_decay: float = 4e-4
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how lr falls to 0, step by step
 
     def __post_init__(self) -> None:
         _check_least("optimiser", self, lr=0, weight_decay=0)
         check(self.lr > 0, "optimiser.lr must be above 0, got 0")
+
+    def lr_after(self, share: float) -> float:
+        """The learning rate when this share of the training's steps is done.
+
+        >>> OptimiserSettings(lr=1.0, schedule="linear").lr_after(0.25)
+        0.75
+        """
+        left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
+        return self.lr * left[self.schedule]
 
 
 @dataclass(frozen=True)

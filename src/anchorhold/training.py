@@ -256,6 +256,8 @@ def _train(
                     graphed,
                     ranks,
                 )
+                for group in optimiser.param_groups:
+                    group["lr"] = settings.optimiser.lr_after(at.step / total)
                 for loss in defence.run(step, _unperturbed(settings.defence) if benign else settings.defence):
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()

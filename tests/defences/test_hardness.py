@@ -105,9 +105,9 @@ def destinations(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     asked: list[Tensor] = []
     ask = module.raise_hardness
 
-    def spy(destination: Tensor) -> Any:
+    def spy(destination: Tensor, *rest: Any) -> Any:
         asked.append(destination)
-        return ask(destination)
+        return ask(destination, *rest)
 
     monkeypatch.setattr(module, "raise_hardness", spy)
     return asked
@@ -204,6 +204,51 @@ def test_an_anchor_that_is_its_own_positive_pays_its_whole_shift() -> None:
     assert intra_class(a, a, a) == 0 and intra_class(a, moved, n) != intra_class(a, moved, a)
 
 
+# Some of the members ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("members", "places"), [("all", [0, 1, 2]), ("candidates", [1, 2]), ("anchors", [0])])
+def test_only_the_chosen_members_climb_and_the_others_are_those_of_the_batch(members: Any, places: list[int]) -> None:
+    logged: dict[str, float] = {}
+    step = make_step(log=lambda name, value: logged.update({name: float(value)}))
+    seen = spied(step)
+    settings = HardnessSettings("softhard", 1.5, eps=0.1, alpha=0.03, steps=4, members=members)
+    train(step, hardness_manipulation(step, settings))
+    with step.frozen() as embed:
+        clean = embed(step.batch.images)
+    chosen = step.mine("softhard", clean, 0.2)
+    start = step.batch.images[torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)]
+    images, moving = start.clone(), torch.zeros(3, dtype=torch.float64)
+    moving[places] = 1
+    for _ in range(4):
+        images.requires_grad_()
+        e = step.model(images.flatten(0, 1)).unflatten(0, (-1, 3))
+        loss = (1.5 - hardness(*e.unbind(1))).clamp(min=0).square().sum()
+        step_by = -0.03 * torch.autograd.grad(loss, images)[0].sign() * moving[:, None, None, None]
+        images = (start + (images.detach() + step_by - start).clamp(-0.1, 0.1)).clamp(0, 1)
+    assert torch.allclose(seen[0].unflatten(0, (-1, 3)), images, atol=1e-9)
+    assert logged["image_steps"] == 4 * 6 * len(places)
+    assert logged["shift_overall"] == pytest.approx(len(places) * logged["shift"])
+
+
+def test_members_take_turns_and_the_turn_is_kept() -> None:
+    """Candidates first. What is remembered is in the state, so in the checkpoint."""
+    state: dict[str, Tensor] = {}
+    moved = []
+    for _ in range(3):
+        step = make_step(state=state)
+        seen = spied(step)
+        settings = HardnessSettings("softhard", 2.0, eps=0.1, alpha=0.03, steps=2, ics=0.5, members="turns")
+        train(step, hardness_manipulation(step, settings))
+        with step.frozen() as embed:
+            chosen = step.mine("softhard", embed(step.batch.images), 0.2)
+        start = step.batch.images[torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)]
+        after = seen[0].unflatten(0, (-1, 5))[:, :3]
+        moved.append([i for i in range(3) if not torch.equal(after[:, i], start[:, i])])
+    assert moved == [[1, 2], [0], [1, 2]]
+    assert bool(state["anchors_next"])
+
+
 # All of it --------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +325,8 @@ def test_mining_stays_inside_its_groups() -> None:
         (lambda: HardnessSettings(ics=math.nan), "ics"),
         (lambda: HardnessSettings(destination=0.0, boost=-0.1), "boost .* at least 0"),
         (lambda: HardnessSettings(boost=0.1), "needs a destination to raise, and lga is gradual already"),
+        (lambda: HardnessSettings(members="anchor"), "did you mean anchors"),  # type: ignore[arg-type]
+        (lambda: HardnessSettings(ics=0.5, members="candidates"), "the anchor stays clean"),
         (lambda: NaturalSettings("semihart"), "did you mean semihard"),
         (lambda: NaturalSettings(loss="triplett"), "did you mean triplet"),
         (lambda: NaturalSettings(margin=-0.1), "margin"),

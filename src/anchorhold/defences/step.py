@@ -124,6 +124,12 @@ class Step:
             anchors=anchors,
         )
 
+    def anchors_turn(self) -> bool:
+        """False, True, False, …, batch by batch: for defences that perturb candidates and anchors in turn."""
+        anchors = bool(self.state.get("anchors_next", False))
+        self.state["anchors_next"] = torch.tensor(not anchors)
+        return anchors
+
     def perturb(
         self,
         embed: Embed,

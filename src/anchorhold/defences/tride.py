@@ -211,12 +211,10 @@ def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
 
 
 def _phase(step: Step, settings: TrideSettings) -> str:
-    """This batch's phase; the next one's goes into the state."""
+    """This batch's phase."""
     if settings.phases != "both":
         return settings.phases
-    anchors = bool(step.state.get("anchors_next", False))
-    step.state["anchors_next"] = torch.tensor(not anchors)
-    return "anp" if anchors else "cap"
+    return "anp" if step.anchors_turn() else "cap"
 
 
 def _distances(triplets: Tensor) -> tuple[Tensor, Tensor]:
