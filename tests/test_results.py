@@ -154,6 +154,13 @@ def test_the_readme_repeats_the_audits() -> None:
         found = json.loads((ROOT / "results" / "cub" / name / "strong" / "audit.json").read_text())["protocols"]
         strong.append(f"{found['strong']['ers']['value']:.1f}")
     assert f"the strong audit leaves {' and '.join(strong)}" in readme
+    ours = [line for line in tables()[0] if line["batch"] == "112 pairs" or line["run"].startswith("[catride]")]
+    rows = [line for line in ours if line["print's row"] == "reproduced"]
+    numbers = {f"reproduced of {len(ours)}": len(rows)}
+    for head, name in (("R@1", "R@1"), ("ERS publ.", "ERS")):
+        numbers[name] = max(abs(float(line[head].split()[0]) - float(line[f"{name} print"])) for line in rows)
+    assert numbers == pytest.approx({"reproduced of 5": 3, "R@1": 1.1, "ERS": 0.8}, abs=0.05)
+    assert "Three of five published rows come out within 1.1 points of R@1 and 0.8 of ERS" in readme
     speed = benchmark("gpu")["speed"]
     assert f"takes {speed['hm']['ms']:.0f} ms in the sixth epoch" in readme
     assert f"test images take {speed['audit-robust']['seconds']:.0f} s (`--batch 1024`" in readme
@@ -226,6 +233,39 @@ def test_the_page_on_speed_repeats_the_accuracy() -> None:
     weaker = parts["terms"]["weaker_by"]
     assert max(max(terms.values()) for terms in weaker.values()) <= 0.5 + 1e-9
     assert f"{max(weaker['published'].values()):.2f}" == "0.06" and f"{weaker['corrected']['ES:R']:.1f}" == "0.5"
+
+
+def test_the_page_says_what_natural_training_depends_on() -> None:
+    folder = ROOT / "results" / "cub"
+    found, estimate = (json.loads((folder / f"{name}.json").read_text()) for name in ("sensitivity", "distortion"))
+    assert all(file["commit"] and "dirty" not in file["commit"] for file in (found, estimate))
+    metrics = (folder / "natural-112" / "metrics.jsonl").read_text().splitlines()
+    looks = {"as it is": [json.loads(line) for line in metrics], **found["sensitivity"]}
+    words = {"as it is": "as it is", "variances": "the variances that are", "webp": "images stored once more"}
+    r1 = {}
+    for name, start in words.items():
+        values = [look["r1"] for look in looks[name] if "r1" in look]
+        r1[name] = (values[-1], max(values))
+        (line,) = re.findall(rf"^\| {start}[^|]*\|(.*)\|$", PAGE, re.M)
+        assert [cell.strip() for cell in line.split("|")] == [f"{value:.1f}" for value in r1[name]]
+    error = estimate["sensitivity"]["distortion"]
+    costs = [error["files"] / error["webp"] * (a - b) for a, b in zip(r1["as it is"], r1["webp"])]
+    page = " ".join(PAGE.split())
+    assert f"mean squared error of {error['files']:.0f} levels against {error['webp']:.0f}" in page
+    assert f"costs {costs[0]:.1f} points at the end and {costs[1]:.1f} at the best look" in page
+    assert f"would end near {r1['as it is'][0] + costs[0]:.1f}" in page
+
+
+def test_the_page_says_how_much_print_overstates() -> None:
+    ers, ars = [], []
+    for path in CUB:
+        if path.parent.name.startswith("natural") or not path.with_name("audit.json").exists():
+            continue
+        found = json.loads(path.with_name("audit.json").read_text())["protocols"]
+        ers.append(found["published"]["ers"]["value"] - found["corrected"]["ers"]["value"])
+        ars.append(found["published"]["ars"]["constants"]["value"] - found["corrected"]["ars"]["measured"]["value"])
+    told = f"{min(ers):.1f} to {max(ers):.1f} points of ERS and {min(ars):.1f} to {max(ars):.1f} of ARS"
+    assert f"Every robust row loses {told}" in " ".join(PAGE.split())
 
 
 DIGITS = re.findall(r"^\| ([a-z-]+) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", PAGE, re.M)
