@@ -1,5 +1,6 @@
 """Which row of print a run repeats, and whether it does."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,11 @@ def test_from_robust_weights_the_gain_is_compared(tmp_path: Path) -> None:
     trained("robust-too", 36.0, 30.0, HM, model=weights)
     assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains
     trained("plain", 36.5, 31.0, HM)
+    assert runs_table(collect([tmp_path]).entries).notes[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
+    file = tmp_path / "plain" / "run.json"
+    info = json.loads(file.read_text())
+    del info["settings"]["defence"]["members"], info["settings"]["optimiser"]["schedule"]  # it is older than these
+    file.write_text(json.dumps(info))
     assert runs_table(collect([tmp_path]).entries).notes[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
 
 

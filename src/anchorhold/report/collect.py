@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from ..auditing.verdict import SCHEMA as AUDIT_SCHEMA
-from ..errors import RunError, SettingsError
+from ..errors import AnchorholdError, RunError, SettingsError
 from ..record import Run
 from ..rows import row_named
+from ..settings import build, to_dict
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
@@ -194,7 +195,16 @@ def read_run(path: Path) -> Entry:
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {path / 'metrics.jsonl'}: {error}") from None
     kept = tuple(row for row in rows if isinstance(row, Mapping))
-    return Entry(path, info, kept, row=str(info.get("row") or ""))
+    return Entry(path, {**info, "settings": _of_today(info["settings"])}, kept, row=str(info.get("row") or ""))
+
+
+def _of_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the settings that are younger than the run: it had no other value than their default."""
+    try:
+        whole = to_dict(build(settings))
+    except AnchorholdError:  # of another version
+        return settings
+    return {name: {**whole[name], **own} if isinstance(own, Mapping) else own for name, own in settings.items()}
 
 
 def _with_rows(runs: Sequence[Entry], problems: list[str]) -> list[Entry]:
