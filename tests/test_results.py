@@ -20,13 +20,13 @@ CUB = sorted((ROOT / "results" / "cub").glob("*/run.json"))
 FOLDERS = [Path(folder) for folder in re.findall(r"^<!-- compare (\S+)", PAGE, re.M)]
 
 
-def tables() -> list[list[dict[str, str]]]:
-    """Every table that compare wrote into the page: its lines, by head."""
-    found = []
-    for block in re.findall(r"^<!-- compare [^\n]* -->\n(.*?)^<!-- end -->$", PAGE, re.M | re.S):
+def tables() -> dict[str, list[dict[str, str]]]:
+    """Every table that compare wrote into the page, by what it was asked for: its lines, by head."""
+    found = {}
+    for asked, block in re.findall(r"^<!-- compare ([^\n]*) -->\n(.*?)^<!-- end -->$", PAGE, re.M | re.S):
         head, _, *lines = [line for line in block.splitlines() if line.startswith("|")]
         names = [cell.strip() for cell in head.strip("|").split("|")]
-        found.append([dict(zip(names, (cell.strip() for cell in line.strip("|").split("|")))) for line in lines])
+        found[asked] = [dict(zip(names, (cell.strip() for cell in line.strip("|").split("|")))) for line in lines]
     return found
 
 
@@ -44,7 +44,7 @@ def test_the_page_is_what_compare_writes(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_one_changed_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    for place, table in enumerate(tables()):
+    for place, table in tables().items():
         for line in (table[0], table[-1]):
             number = re.findall(r"\d+\.\d", " ".join(list(line.values())[1:]))[-1]
             lines = [at for at, text in enumerate(PAGE.split("\n")) if line["run"] in text and number in text]
@@ -56,7 +56,7 @@ def test_one_changed_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_run_has_its_line_and_repeats_its_json() -> None:
     """Without the renderer: what stands on the page, against the files it leads to."""
-    runs = {target(line["run"]): line for line in tables()[0]}
+    runs = {target(line["run"]): line for line in tables()["results/cub"]}
     assert set(runs) == set(CUB)
     for path, line in runs.items():
         run = json.loads(path.read_text())
@@ -89,7 +89,7 @@ def test_every_run_has_its_line_and_repeats_its_json() -> None:
 
 
 def test_reproduced_means_in_the_band_with_the_settings_of_the_row() -> None:
-    for line in tables()[0]:
+    for line in tables()["results/cub"]:
         if line["print's row"] not in ("reproduced", "within", "outside") or line["ERS publ."] == "–":
             continue
         r1, ers = (float(line[head].split()[0]) for head in ("R@1", "ERS publ."))
@@ -118,7 +118,7 @@ def test_the_digits_table_repeats_the_demos() -> None:
 
 def test_an_audit_line_repeats_its_audit() -> None:
     names = ["CA+", "CA-", "QA+", "QA-", "TMA", "ES:D", "ES:R", "LTM", "GTM", "GTT"]
-    lines = tables()[1]
+    lines = tables()["results/cub --table columns"]
     audits = {path.with_name("audit.json") for path in CUB if path.with_name("audit.json").exists()}
     assert {target(line["run"]) for line in lines} >= audits and len(lines) >= 2 * len(audits) >= 4
     for line in lines:
@@ -154,7 +154,9 @@ def test_the_readme_repeats_the_audits() -> None:
         found = json.loads((ROOT / "results" / "cub" / name / "strong" / "audit.json").read_text())["protocols"]
         strong.append(f"{found['strong']['ers']['value']:.1f}")
     assert f"the strong audit leaves {' and '.join(strong)}" in readme
-    ours = [line for line in tables()[0] if line["batch"] == "112 pairs" or line["run"].startswith("[catride]")]
+    ours = [
+        line for line in tables()["results/cub"] if line["batch"] == "112 pairs" or line["run"].startswith("[catride]")
+    ]
     rows = [line for line in ours if line["print's row"] == "reproduced"]
     numbers = {f"reproduced of {len(ours)}": len(rows)}
     for head, name in (("R@1", "R@1"), ("ERS publ.", "ERS")):

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from anchorhold.errors import RunError
 from anchorhold.report.collect import Entry, collect
-from anchorhold.report.compare import runs_table
+from anchorhold.report.compare import print_table, runs_table
 from anchorhold.report.printed import ars_of, departures, rerun_of, row_of, verdict
+from anchorhold.report.tables import render
 from anchorhold.rows import row_named, rows
 from tests.report.invented import a_run, an_audit
 
@@ -144,6 +146,20 @@ def test_print_stands_beside_the_run(tmp_path: Path) -> None:
     notes = runs_table(collect([tmp_path]).entries).notes
     assert "other settings than the row's: a (batch.pairs 56, not 112); d (batch.kind classes, not pairs)" in notes
     assert not any("reproduced" in note for note in runs_table(collect([tmp_path / "e"]).entries).notes)
+
+
+def test_published_rows_alone(tmp_path: Path) -> None:
+    an_audit(a_run(tmp_path / "a", [{"epoch": 75, "r1": 36.0}], on="cub", row=HM), ers=33)
+    an_audit(a_run(tmp_path / "b", [{"epoch": 75, "r1": 36.0}], on="cub"), ers=33)  # repeats none
+    table = print_table(collect([tmp_path]).entries)
+    (line,) = [dict(zip([column.key for column in table.columns], row)) for row in table.rows]
+    whole = cells(tmp_path)[0]
+    assert line == {key: whole[key] for key in line} and line["name"] == "a" and line["verdict"] == "reproduced"
+    assert {"r1", "print_r1", "rerun_r1", "ers_published", "print_ers", "rerun_ers", "ers_corrected"} <= {*line}
+    assert "[" not in render(table, "markdown").replace("HM[S, LGA]", "")  # the intervals are in the other table
+    assert table.notes[0].startswith("reproduced: R@1 within 3 points")
+    with pytest.raises(RunError, match="no run here repeats a published row; train with --row"):
+        print_table(collect([tmp_path / "b"]).entries)
 
 
 ROBUST = "000/a5/cub/hm-lga-8-init-4"  # 42.2 / 45.2, printed again with 40.4 / 47.2; from plain weights 39.5 / 28.1

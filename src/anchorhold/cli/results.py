@@ -66,7 +66,8 @@ def compare(
         str, typer.Option(metavar="KEY,...", help="What the matrix shows: r1, ers, ers_corrected, ars, …")
     ] = "r1,ers",
     table: Annotated[
-        str, typer.Option(help="runs, columns (each attack, by protocol), strong, or entanglement (002 table 5)")
+        str,
+        typer.Option(help="runs, print (beside published rows), columns (of each attack), strong, entanglement"),
     ] = "runs",
     out: Annotated[Path | None, typer.Option(help="Write it there instead")] = None,
     into: Annotated[

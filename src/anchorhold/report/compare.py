@@ -5,7 +5,7 @@ as print computes it (published, from print's constants) and from what was measu
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from ..errors import RunError
@@ -26,6 +26,7 @@ __all__ = [
     "leaves",
     "matrix",
     "method_cell",
+    "print_table",
     "runs_table",
     "score_in",
     "setting_order",
@@ -193,6 +194,24 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     values = (*_ABOUT, *scores, *_PRINT, *cost, *_END)
     rows = tuple(tuple(value.of(entry) for value in values) for entry in entries)
     return Table(tuple(value.column for value in values), rows, tuple(_notes(entries)))
+
+
+def print_table(entries: Sequence[Entry]) -> Table:
+    """The runs that repeat a published row, beside it and beside 000's rerun: a few numbers of each."""
+    repeating = [entry for entry in entries if row_of(entry) is not None]
+    if not repeating:
+        raise RunError("no run here repeats a published row; train with --row ROW, or name rows in rows.toml")
+    values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PRINT)}
+    shown = [replace(values[key].column, span=False, spare=key in _BESIDE_SPARE) for key in _BESIDE]
+    rows = tuple(tuple(values[key].of(entry) for key in _BESIDE) for entry in repeating)
+    return Table(tuple(shown), rows, tuple(_notes_on_print(repeating)))
+
+
+_BESIDE = (
+    *("name", "method", "steps", "batch", "seed", "r1", "print_r1", "rerun_r1"),
+    *("ers_published", "print_ers", "rerun_ers", "ers_corrected", "ars_published", "print_ars", "verdict"),
+)
+_BESIDE_SPARE = ("batch", "seed", "ars_published", "print_ars")
 
 
 def _notes(entries: Sequence[Entry]) -> Iterator[str]:

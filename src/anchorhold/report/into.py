@@ -17,7 +17,7 @@ from ..errors import RunError, SettingsError
 from ..record import atomic
 from ..settings import check, nearest
 from .collect import Entry, collect
-from .compare import runs_table
+from .compare import print_table, runs_table
 from .entangled import entanglement
 from .protocols import columns_table, strong_table
 from .tables import Table, render
@@ -26,6 +26,7 @@ __all__ = ["TABLES", "anew", "write_into"]
 
 TABLES: dict[str, Callable[[Sequence[Entry]], Table]] = {
     "runs": runs_table,
+    "print": print_table,
     "columns": columns_table,
     "strong": strong_table,
     "entanglement": entanglement,
