@@ -7,13 +7,16 @@ import pytest
 
 from anchorhold.defences.hardness import HardnessSettings
 from anchorhold.errors import SettingsError
+from anchorhold.perturb.ascend import Budget
 from anchorhold.settings import (
     BatchSettings,
     DataSettings,
     ModelSettings,
     OptimiserSettings,
+    Schedule,
     TrainSettings,
     build,
+    falling,
     parse_assignments,
     recipe_names,
     recipe_text,
@@ -121,6 +124,7 @@ def test_recipes_that_cannot_be_used(tmp_path: Path) -> None:
         (ModelSettings, {"dim": -1}, "model.dim must be at least 0"),
         (OptimiserSettings, {"lr": 0.0}, "optimiser.lr must be above 0"),
         (OptimiserSettings, {"lr": float("inf")}, "optimiser.lr must be finite, got inf"),
+        (OptimiserSettings, {"schedule": "cosin"}, "optimiser.schedule 'cosin'; did you mean cosine"),
         (OptimiserSettings, {"weight_decay": -1.0}, "optimiser.weight_decay must be at least 0"),
         (TrainSettings, {"seed": -1}, "train.seed must be at least 0"),
         (TrainSettings, {"seed": 2**63}, "train.seed must be below"),
@@ -196,12 +200,10 @@ def test_extends_starts_from_the_file_that_says_it(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("schedule", "left"),
-    [
-        ("constant", [1, 1, 1, 1]),
-        ("linear", [1, 0.75, 0.5, 0.25]),
-        ("cosine", [1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4]),
-    ],
+    [("constant", [1, 1, 1]), ("linear", [1, 0.75, 0.25]), ("cosine", [1, (2 + 2**0.5) / 4, (2 - 2**0.5) / 4])],
 )
-def test_the_learning_rate_falls_by_its_schedule(schedule: Any, left: list[float]) -> None:
-    settings = OptimiserSettings(lr=2e-5, schedule=schedule)
-    assert [settings.lr_after(share) for share in (0, 0.25, 0.5, 0.75)] == pytest.approx([2e-5 * x for x in left])
+def test_lengths_fall_by_their_schedule(schedule: Schedule, left: list[float]) -> None:
+    assert [falling(schedule, share) for share in (0, 0.25, 0.75)] == pytest.approx(left)
+    assert [Budget(4, 0.5, schedule=schedule).length(step) for step in (0, 1, 3)] == pytest.approx(
+        [x / 2 for x in left]
+    )

@@ -173,6 +173,27 @@ def test_a_model_of_your_own_is_resumed_from_its_folder_alone(
         ah.resume(tmp_path / "run", device="cpu")
 
 
+def test_the_learning_rate_of_every_step(digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step has all of it and none has nothing; a run that goes on takes up where it was."""
+    rates: list[float] = []
+    step = torch.optim.Adam.step
+
+    def stepping(adam: torch.optim.Adam, *rest: Any) -> Any:
+        if len(rates) == 40:
+            rates.append(0.0)
+            raise ConnectionError
+        rates.append(adam.param_groups[0]["lr"])
+        return step(adam, *rest)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", stepping)
+    sections = with_(optimiser={"lr": 1e-3, "schedule": "linear"}, train={"epochs": 2, "checkpoint_seconds": 0})
+    with pytest.raises(ConnectionError):
+        ah.fit(None, digits, "natural", tmp_path / "run", overrides=sections, device="cpu")
+    ah.resume(tmp_path / "run", device="cpu")
+    del rates[40]  # the one that failed
+    assert rates == pytest.approx([1e-3 * (1 - i / 58) for i in range(58)])
+
+
 # Resume -----------------------------------------------------------------------------------------------------
 
 CHILD = """

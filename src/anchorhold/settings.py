@@ -26,9 +26,11 @@ __all__ = [
     "DataSettings",
     "ModelSettings",
     "OptimiserSettings",
+    "Schedule",
     "Settings",
     "TrainSettings",
     "check",
+    "falling",
     "nearest",
     "parse_assignments",
     "recipe_names",
@@ -38,6 +40,16 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+def falling(schedule: Schedule, share: float) -> float:
+    """What is left of a length of 1 that falls to 0, when this share of the way is done.
+
+    >>> falling("linear", 0.25), falling("cosine", 0.5)
+    (0.75, 0.5)
+    """
+    return {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[schedule]
 
 
 @dataclass(frozen=True)
@@ -97,20 +109,13 @@ class OptimiserSettings:
 
     lr: float = 1e-5
     weight_decay: float = 4e-4
-    schedule: Literal["constant", "linear", "cosine"] = "constant"  # how lr falls to 0, step by step
+    schedule: Schedule = "constant"  # how lr falls, step by step
 
     def __post_init__(self) -> None:
         _check_least("optimiser", self, lr=0, weight_decay=0)
         check(self.lr > 0, "optimiser.lr must be above 0, got 0")
-
-    def lr_after(self, share: float) -> float:
-        """The learning rate when this share of the training's steps is done.
-
-        >>> OptimiserSettings(lr=1.0, schedule="linear").lr_after(0.25)
-        0.75
-        """
-        left = {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}
-        return self.lr * left[self.schedule]
+        words = typing.get_args(Schedule)
+        check(self.schedule in words, f"optimiser.schedule {self.schedule!r}; {nearest(str(self.schedule), words)}")
 
 
 @dataclass(frozen=True)

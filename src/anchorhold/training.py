@@ -38,7 +38,7 @@ from .perturb.ball import Ball
 from .random import Key
 from .ranks import Ranks, joined
 from .record import Run, provenance
-from .settings import Settings, check, settings_from, to_dict
+from .settings import Settings, check, falling, settings_from, to_dict
 from .stopping import check_finite, judge_canary, judge_collapse, stop_on_signal
 
 __all__ = ["fit", "resume", "with_data"]
@@ -257,7 +257,7 @@ def _train(
                     ranks,
                 )
                 for group in optimiser.param_groups:
-                    group["lr"] = settings.optimiser.lr_after(at.step / total)
+                    group["lr"] = settings.optimiser.lr * falling(settings.optimiser.schedule, at.step / total)
                 for loss in defence.run(step, _unperturbed(settings.defence) if benign else settings.defence):
                     optimiser.zero_grad(set_to_none=True)
                     loss.backward()

@@ -204,49 +204,86 @@ def test_an_anchor_that_is_its_own_positive_pays_its_whole_shift() -> None:
     assert intra_class(a, a, a) == 0 and intra_class(a, moved, n) != intra_class(a, moved, a)
 
 
-# Some of the members ---------------------------------------------------------------------------------------
+# Beyond print: a destination relative to the source, and some of the members ---------------------------------
 
 
+def test_a_destination_relative_to_the_source_attacks_every_triplet() -> None:
+    """Whatever the loss was: g_B over the source leaves a batch alone after a loss of γ or more."""
+    for previous in (0.0, 0.1, 2.0):
+        logged: dict[str, float] = {}
+        state = {"previous_loss": torch.tensor(previous)}
+        step = make_step(state=state, log=lambda name, value, kept=logged: kept.update({name: float(value)}))
+        settings = HardnessSettings("softhard", "softhard", rise=0.05, eps=0.3, alpha=0.02, steps=20)
+        train(step, hardness_manipulation(step, settings))
+        assert logged["active_first"] == 1 and logged["active_last"] < 1
+        assert logged["hardness_before"] + 0.05 <= logged["hardness_after"] + 1e-6 < logged["hardness_before"] + 0.2
+
+
+def chosen_images(step: Step) -> Tensor:
+    with step.frozen() as embed:
+        chosen = step.mine("softhard", embed(step.batch.images), 0.2)
+    return step.batch.images[torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)]
+
+
+@pytest.mark.parametrize("destination", [1.5, 0.05])  # of which no triplet and some get there, and leave
 @pytest.mark.parametrize(("members", "places"), [("all", [0, 1, 2]), ("candidates", [1, 2]), ("anchors", [0])])
-def test_only_the_chosen_members_climb_and_the_others_are_those_of_the_batch(members: Any, places: list[int]) -> None:
+def test_only_the_chosen_members_climb_and_the_others_are_those_of_the_batch(
+    members: Any, places: list[int], destination: float
+) -> None:
     logged: dict[str, float] = {}
     step = make_step(log=lambda name, value: logged.update({name: float(value)}))
     seen = spied(step)
-    settings = HardnessSettings("softhard", 1.5, eps=0.1, alpha=0.03, steps=4, members=members)
+    settings = HardnessSettings("softhard", destination, eps=0.1, alpha=0.03, steps=4, members=members)
     train(step, hardness_manipulation(step, settings))
-    with step.frozen() as embed:
-        clean = embed(step.batch.images)
-    chosen = step.mine("softhard", clean, 0.2)
-    start = step.batch.images[torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)]
+    start = chosen_images(step)
     images, moving = start.clone(), torch.zeros(3, dtype=torch.float64)
     moving[places] = 1
     for _ in range(4):
         images.requires_grad_()
         e = step.model(images.flatten(0, 1)).unflatten(0, (-1, 3))
-        loss = (1.5 - hardness(*e.unbind(1))).clamp(min=0).square().sum()
+        loss = (destination - hardness(*e.unbind(1))).clamp(min=0).square().sum()
         step_by = -0.03 * torch.autograd.grad(loss, images)[0].sign() * moving[:, None, None, None]
         images = (start + (images.detach() + step_by - start).clamp(-0.1, 0.1)).clamp(0, 1)
     assert torch.allclose(seen[0].unflatten(0, (-1, 3)), images, atol=1e-9)
-    assert logged["image_steps"] == 4 * 6 * len(places)
+    most = 4 * 6 * len(places)
+    assert logged["image_steps"] == most if destination == 1.5 else len(places) <= logged["image_steps"] < most
+    with torch.no_grad():
+        clean, after = (step.model(x[:, places].flatten(0, 1)) for x in (start, images))
+        batch = step.model(step.batch.images)
+        spread = torch.cdist(batch, batch).sum() / (len(batch) * (len(batch) - 1))
+    assert logged["shift"] == pytest.approx(float(euclidean(clean, after).mean() / spread), rel=1e-4)
     assert logged["shift_overall"] == pytest.approx(len(places) * logged["shift"])
 
 
-def test_members_take_turns_and_the_turn_is_kept() -> None:
+def test_members_take_turns_each_with_its_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """Candidates first. What is remembered is in the state, so in the checkpoint."""
     state: dict[str, Tensor] = {}
-    moved = []
+    moved, losses = [], []
+    seen: list[Tensor] = []
+    embed = Step.embed
+    monkeypatch.setattr(Step, "embed", lambda step, images: seen.append(images) or embed(step, images))
     for _ in range(3):
-        step = make_step(state=state)
-        seen = spied(step)
-        settings = HardnessSettings("softhard", 2.0, eps=0.1, alpha=0.03, steps=2, ics=0.5, members="turns")
-        train(step, hardness_manipulation(step, settings))
-        with step.frozen() as embed:
-            chosen = step.mine("softhard", embed(step.batch.images), 0.2)
-        start = step.batch.images[torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)]
-        after = seen[0].unflatten(0, (-1, 5))[:, :3]
+        logged: dict[str, float] = {}
+        step = make_step(state=state, log=lambda name, value, kept=logged: kept.update({name: float(value)}))
+        settings = HardnessSettings("softhard", 1.5, eps=0.1, alpha=0.03, steps=2, members="turns")
+        losses.append(train(step, hardness_manipulation(step, settings))[0])
+        start, after = chosen_images(step), seen[-1].unflatten(0, (-1, 3))
         moved.append([i for i in range(3) if not torch.equal(after[:, i], start[:, i])])
-    assert moved == [[1, 2], [0], [1, 2]]
-    assert bool(state["anchors_next"])
+        whose = "anchors" if len(moved) == 2 else "candidates"
+        assert logged[f"shift_{whose}"] == logged["shift"] > 0.01
+        assert f"shift_{'candidates' if whose == 'anchors' else 'anchors'}" not in logged
+    assert moved == [[1, 2], [0], [1, 2]] and bool(state["anchors_next"])
+    assert (state["previous_loss_candidates"], state["previous_loss_anchors"]) == (losses[2], losses[1])
+
+
+def test_each_turn_follows_its_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = destinations(monkeypatch)
+    state = {"previous_loss_candidates": torch.tensor(0.05), "previous_loss_anchors": torch.tensor(0.15)}
+    for _ in range(2):
+        step = make_step(state=dict(state))
+        step.state["anchors_next"] = torch.tensor(len(asked) == 1)
+        train(step, hardness_manipulation(step, HardnessSettings(members="turns", steps=1)))
+    assert [float(goal[0]) for goal in asked] == pytest.approx([-0.05, -0.15])
 
 
 # All of it --------------------------------------------------------------------------------------------------
@@ -326,7 +363,11 @@ def test_mining_stays_inside_its_groups() -> None:
         (lambda: HardnessSettings(destination=0.0, boost=-0.1), "boost .* at least 0"),
         (lambda: HardnessSettings(boost=0.1), "needs a destination to raise, and lga is gradual already"),
         (lambda: HardnessSettings(members="anchor"), "did you mean anchors"),  # type: ignore[arg-type]
-        (lambda: HardnessSettings(ics=0.5, members="candidates"), "the anchor stays clean"),
+        (lambda: HardnessSettings(ics=0.5, members="candidates"), "ICS needs an adversarial anchor in every batch"),
+        (lambda: HardnessSettings(ics=0.5, members="turns"), "ICS needs an adversarial anchor in every batch"),
+        (lambda: HardnessSettings(destination="softhard", members="turns"), "members = turns changes nothing"),
+        (lambda: HardnessSettings(rise=0.3), "set destination to a sampler"),
+        (lambda: HardnessSettings(destination="hardest", rise=-0.1), "rise .* between 0 and 4, got -0.1"),
         (lambda: NaturalSettings("semihart"), "did you mean semihard"),
         (lambda: NaturalSettings(loss="triplett"), "did you mean triplet"),
         (lambda: NaturalSettings(margin=-0.1), "margin"),

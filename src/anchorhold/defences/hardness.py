@@ -7,8 +7,9 @@ H_D is the hardness of other clean triplets, a constant (2, the upper bound, is 
 gradual adversary g_LGA. g_B raises the first two as the loss falls. ICS adds to the loss what keeps an anchor nearer
 to its adversarial counterpart than to the positive.
 
-The papers perturb all three members. `members` leaves some of them clean: those that move then go further, as in
-CA-TRIDE, but every triplet to its own destination.
+Two things are not in print. `rise` makes a destination that is relative to the source, so that no triplet is there
+before it begins. `members` leaves some of the three clean: those that move then go further, as in CA-TRIDE, but every
+triplet to its own destination.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,8 @@ from .step import Inner, Step
 __all__ = ["HardnessSettings", "boosted", "hardness_manipulation", "intra_class", "lga", "raise_hardness"]
 
 Members = Literal["all", "candidates", "anchors", "turns"]
-PERTURBED = {"all": slice(0, 3), "candidates": slice(1, 3), "anchors": slice(0, 1)}  # of (a, p, n)
+ALL = slice(0, 3)  # of (a, p, n)
+PERTURBED = {"all": ALL, "candidates": slice(1, 3), "anchors": slice(0, 1)}
 FIRST_LOSS = 2.0  # the previous loss before there is one: anything ≥ γ makes LGA and g_B start at their gentlest
 
 
@@ -39,6 +41,7 @@ class HardnessSettings(Inner):
     destination: float | str = "lga"  # a sampler, a constant in [-2, 2] (2 is min-max), or lga
     margin: float = 0.2
     boost: float = 0.0  # ξ of g_B, 0.1 in print; 0 leaves the destination as it is
+    rise: float = 0.0  # added to a sampler's hardness; over the source's own sampler the destination is relative to it
     ics: float = 0.0  # λ of the intra-class structure term, 0.5 in print; 0 leaves it out
     members: Members = "all"  # which of (a, p, n) are perturbed; turns: candidates of one batch, anchors of the next
 
@@ -64,12 +67,26 @@ class HardnessSettings(Inner):
             "set destination to a sampler or a constant, or boost to 0",
         )
         check(self.ics >= 0, f"ics (λ) is the weight of a loss: at least 0, got {self.ics}")
+        check(0 <= self.rise <= 4, f"rise is added to a hardness in [-2, 2]: between 0 and 4, got {self.rise}")
+        check(
+            not self.rise or self.destination in SAMPLERS,
+            f"rise = {self.rise} is added to the hardness of a sampler's triplets: set destination to a sampler",
+        )
         words = get_args(Members)
         check(self.members in words, f"members {self.members!r}; {nearest(str(self.members), words)}")
         check(
-            not self.ics or self.members != "candidates",
-            "ICS needs an adversarial anchor, and with members = candidates the anchor stays clean",
+            not self.ics or self.members in ("all", "anchors"),
+            f"ICS needs an adversarial anchor in every batch, and with members = {self.members} some stay clean",
         )
+        check(
+            self.raises or self.members == "all",
+            f"members = {self.members} changes nothing where the destination is the source: raise it by rise or boost",
+        )
+
+    @property
+    def raises(self) -> bool:
+        """Whether anything is perturbed: a destination from the source's own sampler means the same triplets."""
+        return self.destination != self.source or bool(self.boost or self.rise)
 
 
 def lga(previous_loss: Tensor, margin: float) -> Tensor:
@@ -100,11 +117,12 @@ def intra_class(a: Tensor, moved: Tensor, p: Tensor) -> Tensor:
     return losses.triplet(a, moved, p, 0.0)
 
 
-def raise_hardness(destination: Tensor, clean: Tensor | None = None, members: slice = PERTURBED["all"]) -> Objective:
+def raise_hardness(destination: Tensor, clean: Tensor | None = None, members: slice = ALL) -> Objective:
     """Climb −max(0, H_D − H)² (001 equation 3); a triplet is done when H ≥ H_D.
 
     Units hold the perturbed `members` of (a, p, n); the others are those of `clean` (U, 3, D).
     """
+    assert clean is not None or members == ALL
 
     def value(e: Tensor, positions: Tensor) -> Tensor:
         triplet = [] if clean is None else list(clean[positions].unbind(1))
@@ -116,7 +134,11 @@ def raise_hardness(destination: Tensor, clean: Tensor | None = None, members: sl
 
 def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Tensor]:
     """Perturb the source triplets to their destination and train with L_T, and λ · L_ICS, on the result."""
-    images, members = step.batch.images, PERTURBED[_whose_turn(step, settings)]
+    images, whose, memory = step.batch.images, str(settings.members), "previous_loss"
+    if whose == "turns":  # one kind of member is harder to move than the other, so each has its own loss to follow
+        whose = "anchors" if step.anchors_turn() else "candidates"
+        step, memory = step.also_as(whose), f"{memory}_{whose}"
+    members, previous = PERTURBED[whose], step.state.get(memory, torch.tensor(FIRST_LOSS))
     with step.frozen() as embed:
         clean = step.see(embed, images)
         source = step.mine(settings.source, clean, settings.margin)
@@ -124,18 +146,15 @@ def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Te
         before = clean[triplets]
         source_hardness = hardness(*before.unbind(1))
         units = images[triplets]
-        # A destination from the source's own sampler means the same triplets: without a boost, nothing to raise.
-        if settings.destination != settings.source or settings.boost:
-            goal = raise_hardness(_destination(step, settings, clean, source_hardness), before, members)
-            moved = step.perturb(embed, units[:, members], goal, settings, embedded=before[:, members])
-            others = (units[:, : members.start], units[:, members.stop :])
-            units = moved if settings.members == "all" else torch.cat([others[0], moved, others[1]], dim=1)
+        if settings.raises:
+            goal = raise_hardness(_destination(step, settings, clean, source_hardness, previous), before, members)
+            units[:, members] = step.perturb(embed, units[:, members], goal, settings, embedded=before[:, members])
     if settings.ics:  # the clean anchors and positives go through the model along with the adversarial triplets
         units = torch.cat([units, images[triplets[:, :2]]], dim=1)
     after = step.embed(units.flatten(0, 1)).unflatten(0, (-1, units.shape[1]))
     a, p, n, *unmoved = after.unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)
-    step.state["previous_loss"] = loss.detach()  # without ICS: its scale is γ's
+    step.state[memory] = loss.detach()  # without ICS: its scale is γ's
     step.log("hardness_before", source_hardness.mean())
     step.log("hardness_after", hardness(a.detach(), p.detach(), n.detach()).mean())
     step.log_shift(before[:, members], after[:, members], members.stop - members.start, clean)
@@ -147,16 +166,9 @@ def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Te
     yield loss
 
 
-def _whose_turn(step: Step, settings: HardnessSettings) -> str:
-    """Which members this batch perturbs."""
-    if settings.members != "turns":
-        return settings.members
-    return "anchors" if step.anchors_turn() else "candidates"
-
-
-def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: Tensor) -> Tensor:
+def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: Tensor, previous: Tensor) -> Tensor:
     """H_D for each triplet: a constant, the gradual adversary, or the hardness of a clean triplet; then g_B."""
-    previous = step.state.get("previous_loss", source.new_tensor(FIRST_LOSS)).to(source.dtype)
+    previous = previous.to(source)
     if settings.destination == "lga":
         return lga(previous, settings.margin).expand_as(source)
     if not isinstance(settings.destination, str):
@@ -166,4 +178,4 @@ def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: 
     else:
         other = step.mine(settings.destination, clean, settings.margin, purpose="destination")
         found = hardness(clean[other.anchor], clean[other.positive], clean[other.negative])
-    return boosted(found, previous, settings.margin, settings.boost)
+    return boosted(found + settings.rise, previous, settings.margin, settings.boost)

@@ -124,6 +124,15 @@ class Step:
             anchors=anchors,
         )
 
+    def also_as(self, ending: str) -> "Step":
+        """The same step, which logs everything a second time under a name with this ending."""
+
+        def log(name: str, value: Tensor | float) -> None:
+            self.log(name, value)
+            self.log(f"{name}_{ending}", value)
+
+        return replace(self, log=log)
+
     def anchors_turn(self) -> bool:
         """False, True, False, …, batch by batch: for defences that perturb candidates and anchors in turn."""
         anchors = bool(self.state.get("anchors_next", False))

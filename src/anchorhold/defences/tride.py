@@ -201,12 +201,8 @@ def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
     for name, e in (("before", before), ("after", after.detach())):
         step.log(f"hardness_{name}", hardness(*e.unbind(1)).mean())
         step.log(f"collapseness_{name}", settings.collapseness(*_distances(e)))
-
-    def log(name: str, value: Tensor | float) -> None:
-        step.log(name, value)
-        step.log(f"{name}_{phase}", value)  # a mean over both phases alone would hide the one that is weak
-
-    replace(step, log=log).log_shift(before[:, members], after[:, members], len(members), clean)
+    # A mean over both phases alone would hide the one that is weak.
+    step.also_as(phase).log_shift(before[:, members], after[:, members], len(members), clean)
     yield loss
 
 

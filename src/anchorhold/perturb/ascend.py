@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import DataError, SettingsError
 from ..random import Key
 from ..ranks import Ranks
-from ..settings import check, nearest
+from ..settings import Schedule, check, falling, nearest
 from .ball import Ball, Region
 from .gradient import Climb, adapt
 
@@ -32,7 +32,6 @@ Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it s
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
 Rule = Literal["steepest", "apgd"]
-Schedule = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True)
@@ -121,12 +120,7 @@ class Budget:
 
     def length(self, step: int) -> float:
         """The length of a step; linear and cosine fall from alpha towards 0."""
-        share = step / max(self.steps, 1)
-        if self.schedule == "linear":
-            return self.alpha * (1 - share)
-        if self.schedule == "cosine":
-            return float(self.alpha * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * share)).item()))
-        return self.alpha
+        return self.alpha * falling(self.schedule, step / max(self.steps, 1))
 
 
 @dataclass(frozen=True)

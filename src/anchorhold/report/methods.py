@@ -15,19 +15,23 @@ def method_of(defence: Mapping[str, Any]) -> str:
     'HM[S, LGA]&ICS'
     >>> method_of({"name": "natural", "sampler": "random"})
     'N/A[R]'
+    >>> method_of({"name": "hardness", "source": "random", "destination": "random", "rise": 0.3, "members": "turns"})
+    'HM[R, R+0.3] in turns'
     """
     name = str(defence.get("name", ""))
     if name == "tride":
         return _tride(defence)
     short = {"natural": "N/A", "hardness": "HM"}.get(name, name.upper() if len(name) <= 4 else name)
     if name == "hardness":
-        goal = _letter(defence.get("destination"))
+        goal = _letter(defence.get("destination")) + (f"+{defence['rise']:g}" if defence.get("rise") else "")
         inside = [_letter(defence.get("source")), f"g_B({goal})" if defence.get("boost") else goal]
     else:
         loss = str(defence.get("loss", "triplet"))  # that one goes without saying
         inside = [_letter(defence.get("sampler")), "" if loss == "triplet" else loss]
     words = ", ".join(word for word in inside if word)
-    return short + (f"[{words}]" if words else "") + ("&ICS" if defence.get("ics") else "")
+    which = {"turns": " in turns", "candidates": " of candidates", "anchors": " of anchors"}
+    members = which.get(str(defence.get("members")), "")
+    return short + (f"[{words}]" if words else "") + ("&ICS" if defence.get("ics") else "") + members
 
 
 def _tride(defence: Mapping[str, Any]) -> str:
