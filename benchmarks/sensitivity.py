@@ -15,7 +15,6 @@ smaller first, so that they come near to images that were never compressed.
 import argparse
 import io
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,7 @@ from anchorhold.record import provenance
 Found = dict[str, Any]
 STORED = 75  # the quality of the files
 QUALITY = {"webp": 33, "webp-55": 55}  # of storing them again
+PARTS = ("distortion", "as-is", "variances", *QUALITY)
 SIDE = 192  # three quarters of the files': small enough to hide what they lost, large enough to be alike
 SAMPLE = 500  # images whose distortion is measured
 APART = 0.15  # by which an estimated variance may be off
@@ -81,33 +81,35 @@ def moved(weights: str, out: Path) -> str:
     return str(out)
 
 
+def changed(name: str, data: ah.Dataset, weights: str, place: Path) -> tuple[ah.Dataset, str]:
+    """What a part trains on, and from which weights."""
+    if name == "variances":
+        return data, moved(weights, place / "moved.safetensors")
+    return (compressed(data, QUALITY[name]) if name in QUALITY else data), weights
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="CUB_200_2011", help="where CUB lies")
     parser.add_argument("--weights", default="", help="a file in torchvision's layout, for all but distortion")
     parser.add_argument("--epochs", type=int, default=75)
-    parser.add_argument("--only", default="", help="some, separated by commas")
+    parser.add_argument("--only", default="", help=f"some of {', '.join(PARTS)}, separated by commas")
     parser.add_argument("--out", default="sensitivity.json")
     args = parser.parse_args()
+    chosen = args.only.split(",") if args.only else list(PARTS)
+    trained = [name for name in chosen if name != "distortion"]
+    if unknown := [name for name in chosen if name not in PARTS]:
+        parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(PARTS)}")
+    if trained and not args.weights:
+        parser.error("--weights is missing: all parts but distortion train")
     place = Path(tempfile.mkdtemp())
     data = ah.dataset("cub", args.root)
-    ways: dict[str, Callable[[], tuple[ah.Dataset, str]]] = {
-        "as-is": lambda: (data, args.weights),
-        "variances": lambda: (data, moved(args.weights, place / "moved.safetensors")),
-        **{name: partial(lambda q: (compressed(data, q), args.weights), q) for name, q in QUALITY.items()},
-    }
-    parts = ["distortion", *ways]
-    chosen = args.only.split(",") if args.only else parts
-    if unknown := [name for name in chosen if name not in parts]:
-        parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(parts)}")
-    if not args.weights and chosen != ["distortion"]:
-        parser.error("--weights is missing: all parts but distortion train")
-    about = {**provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu")), "epochs": args.epochs}
-    made = Parts(args.out, "sensitivity", about)
+    about = provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    made = Parts(args.out, "sensitivity", about | ({"epochs": args.epochs} if trained else {}))
     if "distortion" in chosen:
         made.keep("distortion", distortion(data.train))
-    for name in (name for name in chosen if name in ways):
-        images, weights = ways[name]()
+    for name in trained:
+        images, weights = changed(name, data, args.weights, place)
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}
         run = ah.fit(None, images, "natural", place / name, overrides=changes)
         looks = [{"epoch": row["epoch"], "r1": row["r1"]} for row in run.metrics() if "r1" in row]

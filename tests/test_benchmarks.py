@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anchorhold import Split
+from anchorhold import Dataset, Split
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,10 +45,32 @@ def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.Mo
         parts.Parts(file, "found", {"commit": "abc", "epochs": 75})
 
 
-def test_storing_an_image_again_takes_more_the_lower_the_quality(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    sensitivity = importlib.import_module("sensitivity")
+def images_of_noise() -> Split:
     noise = torch.rand(4, 256, 256, 3, generator=torch.Generator().manual_seed(0))
     images = (noise * torch.linspace(0, 255, 256)[:, None, None]).to(torch.uint8)
-    found = sensitivity.distortion(Split("noise", torch.zeros(4, dtype=torch.long), ["one"], images=images))
+    return Split("noise", torch.zeros(4, dtype=torch.long), ["one"], images=images)
+
+
+def test_images_are_stored_again_at_the_quality_of_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sensitivity = importlib.import_module("sensitivity")
+    split = images_of_noise()
+    assert split.images is not None
+    data = Dataset("noise", split, split)
+    for name, quality in (("webp", 33), ("webp-55", 55)):
+        made, weights = sensitivity.changed(name, data, "w", tmp_path)
+        wanted = [sensitivity.again(image.numpy(), quality) for image in split.images]
+        assert weights == "w" and all((a.numpy() == b).all() for a, b in zip(made.test.images, wanted, strict=True))
+    assert sensitivity.changed("as-is", data, "w", tmp_path) == (data, "w")
+
+
+def test_distortion_compares_the_file_with_the_image_and_with_what_is_stored_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sensitivity = importlib.import_module("sensitivity")
+    found = sensitivity.distortion(images_of_noise())
     assert found["files"] > 0 and 0 < found["webp-55"] < found["webp"]
+    monkeypatch.setattr(sensitivity, "again", lambda pixels, quality: pixels * 0 + quality)
+    found = sensitivity.distortion(images_of_noise())
+    assert (found["webp"], found["webp-55"]) == ((75 - 33) ** 2, (75 - 55) ** 2)
