@@ -48,7 +48,7 @@ def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.Mo
 def images_of_noise() -> Split:
     noise = torch.rand(4, 256, 256, 3, generator=torch.Generator().manual_seed(0))
     images = (noise * torch.linspace(0, 255, 256)[:, None, None]).to(torch.uint8)
-    return Split("noise", torch.zeros(4, dtype=torch.long), ["one"], images=images)
+    return Split("noise", torch.tensor([0, 0, 1, 1]), ["one", "other"], images=images)
 
 
 def test_images_are_stored_again_at_the_quality_of_their_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
