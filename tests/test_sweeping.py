@@ -62,7 +62,7 @@ def test_methods_are_varied_like_settings(digits: Dataset, tmp_path: Path) -> No
     heard = Heard()
     quick = {name: values for name, values in QUICK.items() if name != "defence"}
     swept = sweep(digits, "", {"recipe": ["natural"]}, tmp_path, overrides=quick, report=heard)  # type: ignore[arg-type]
-    assert [file.name for file in swept.files] == ["compare.md", "compare.csv"]  # a method is no axis
+    assert [file.name for file in swept.files] == ["compare.md", "compare.csv", "sweep.png"]
     assert not any("no figure" in line for line in heard.lines)
 
 

@@ -179,17 +179,16 @@ def _audit(path: Path, data: Dataset, options: Mapping[str, Any], device: str, r
 def _written(out: Path, planned: Sequence[Point], keys: Sequence[str], report: Report) -> Swept:
     found = collect([out / point.folder for point in planned])
     tables = [runs_table(found.entries)]
-    axes = [key for key in keys if key not in (SEED, RECIPE)]
+    axes = [key for key in keys if key != SEED]
     if len(axes) > 1:
         tables.append(matrix(found.entries, axes[0], axes[1]))
     files = [out / "compare.md", out / "compare.csv"]
     for file, text in zip(files, ("\n\n".join(render(t, "markdown") for t in tables), render(tables[0], "csv"))):
         with atomic(file) as temporary:
             temporary.write_text(text + "\n", encoding="utf-8")
-    if axes or RECIPE not in keys:  # methods alone are no axis
-        try:
-            series = axes[1] if len(axes) > 1 else ""
-            files.append(plot_against(found.entries, (axes or [SEED])[0], out / "sweep.png", series=series))
-        except AnchorholdError as error:  # without matplotlib there is still the table
-            report.say(f"no figure: {error}")
+    try:
+        series = axes[1] if len(axes) > 1 else ""
+        files.append(plot_against(found.entries, (axes or [SEED])[0], out / "sweep.png", series=series))
+    except AnchorholdError as error:  # without matplotlib there is still the table
+        report.say(f"no figure: {error}")
     return Swept(tuple(tables), tuple(files), found.problems)

@@ -138,7 +138,7 @@ def test_nothing_to_compare_is_said(tmp_path: Path) -> None:
 def test_settings_by_their_own_name_or_dotted(tmp_path: Path) -> None:
     (entry,) = collect([a_run(tmp_path, defence={"steps": 3})]).entries
     assert entry.setting("steps") == entry.setting("defence.steps") == 3
-    assert entry.setting("train.seed") == 0
+    assert entry.setting("train.seed") == 0 and entry.setting("recipe") == "hm-lga"
     assert entry.setting("train.nothing") is entry.setting("seed") is None
 
 

@@ -12,7 +12,7 @@ from anchorhold.report.collect import Entry, collect
 from anchorhold.report.compare import matrix, runs_table
 from anchorhold.report.entangled import entanglement
 from anchorhold.report.methods import method_of
-from anchorhold.report.tables import Estimate, Mean, Table, plain, render
+from anchorhold.report.tables import Estimate, Link, Mean, Table, plain, render
 from anchorhold.settings import settings_from, to_dict
 from tests.report.invented import a_run, an_audit, flat_rows
 
@@ -164,6 +164,14 @@ def test_numbers_come_in_order_and_any_logged_value_may_be_asked_for(tmp_path: P
     assert table.rows == tuple((str(steps), Mean(steps / 100, 1, 1)) for steps in (2, 8, 16))
 
 
+def test_recipes_are_compared_like_settings_and_what_nobody_has_is_not_announced(tmp_path: Path) -> None:
+    for recipe in ("hm", "hm-lga"):  # one defence
+        a_run(tmp_path / recipe, recipe=recipe)
+    table = matrix(collect([tmp_path]).entries, "recipe", "train.seed")
+    assert [row[0] for row in table.rows] == ["hm", "hm-lga"]
+    assert table.notes[0] == "recipe down, train.seed across; R@1"  # no ERS: nothing was audited
+
+
 def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:
     entries = collect([a_run(tmp_path)]).entries
     with pytest.raises(SettingsError, match="did you mean source"):
@@ -184,6 +192,7 @@ def test_entanglement(tmp_path: Path) -> None:
     an_audit(tmp_path / "e")
     table = entanglement(collect([tmp_path]).entries)
     a, b, c, d = lines(table)
+    assert a["name"] == Link("a", tmp_path / "a" / "run.json")
     for line in (a, b):
         assert line["inter"] == 0.287 and line["intra"] == pytest.approx(0.226)
         assert line["entanglement"] == pytest.approx(0.226 / 0.287)

@@ -71,7 +71,7 @@ def test_a_name_cannot_end_the_table() -> None:
     ("page", "words"),
     [
         ("nothing", "asks for no table"),
-        ("<!-- compare results/b -->\n<!-- end -->", "asks for no table"),
+        ("<!-- compare results/b -->\n<!-- end -->", "asks for no table of these folders: it asks for 'results/b'"),
         ("<!-- compare results/a -->\n", "has no <!-- end -->"),
         ("<!-- compare results/a -->\n<!-- compare results/a -->\n<!-- end -->", "before the next table"),
         ("<!-- compare results/a --table colums -->\n<!-- end -->", "did you mean columns"),

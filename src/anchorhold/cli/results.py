@@ -226,14 +226,19 @@ def _warn(lines: tuple[str, ...]) -> None:
         print(line, file=sys.stderr)
 
 
+_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv"}
+
+
 def _show(table: "Table", format: str = "", out: Path | None = None) -> None:
     """Print it as wide as the terminal is, or write it to a file."""
     from shutil import get_terminal_size
 
     from ..record import atomic
     from ..report.tables import render
+    from ..settings import check
 
-    ending = {".md": "markdown", ".csv": "csv"}.get("" if out is None else out.suffix.lower(), "text")
+    ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
+    check(bool(format or ending), f"--out {out}: give a file that ends in .md, .csv, .txt or .html, or say --format")
     wide = get_terminal_size().columns if out is None and sys.stdout.isatty() else None
     text = render(table, format or ending, wide, Path() if out is None else out.parent)
     if out is None:

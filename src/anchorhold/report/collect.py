@@ -58,9 +58,10 @@ class Entry:
     row: str = ""  # the row of print that it repeats
 
     def setting(self, key: str) -> Any:
-        """A setting by its dotted name, or one of the defence by its own; None where the run has none such."""
+        """A setting by its dotted name, the recipe, or one of the defence by its own; None where there is none such."""
         settings = self.info.get("settings")
-        value = dig(settings, *key.split(".")) if "." in key else dig(settings, "defence", key)
+        place = key.split(".") if "." in key or key == "recipe" else ("defence", key)
+        value = dig(settings, *place)
         return str(value) if isinstance(value, list) else value
 
     def last(self, column: str) -> float | None:

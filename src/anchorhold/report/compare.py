@@ -328,7 +328,8 @@ def matrix(entries: Sequence[Entry], down: str, across: str, values: Sequence[st
         (_word(a), *(_mean([judged(e, value) for e in cells.get((a, b), [])]) for b in top for value, _ in asked))
         for a in left
     )
-    says = f"{down} down, {across} across; {', '.join(column.head for _, column in asked)}"
+    known = [c.head for value, c in asked if any(judged(e, value) is not None for e in usable)]
+    says = f"{down} down, {across} across; {', '.join(known)}"
     several = any(len(group) > 1 for group in cells.values())
     notes = [says + ("; means, with the number of runs" if several else ""), *notes]
     return Table((Column(down, f"{down} \\ {across}"), *heads), rows, tuple(notes))

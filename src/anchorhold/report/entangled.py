@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..errors import RunError
 from .collect import Entry, dig, number
-from .tables import Column, Table
+from .tables import Column, Link, Table
 
 __all__ = ["entanglement"]
 
@@ -36,7 +36,17 @@ def entanglement(entries: Sequence[Entry]) -> Table:
             guessed.append(entry.name)
         ratio = intra / inter if intra is not None and inter else None
         λ = number(entry.setting("attention"))
-        rows.append((entry.name, dig(entry.info, "data", "name"), inter, intra, ratio, λ, entry.status))
+        rows.append(
+            (
+                Link(entry.name, entry.path / "run.json"),
+                dig(entry.info, "data", "name"),
+                inter,
+                intra,
+                ratio,
+                λ,
+                entry.status,
+            )
+        )
     notes = ["mean distances of clean training images after the last epoch"]
     notes += [f"from d̄ and separability, too small where classes are few: {', '.join(guessed)}"] if guessed else []
     return Table(columns, tuple(rows), tuple(notes))

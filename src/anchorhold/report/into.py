@@ -44,7 +44,9 @@ def write_into(page: Path, folders: Sequence[Path]) -> tuple[int, tuple[str, ...
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"cannot read {page}: {error}") from None
     made, count, problems = anew(text, page.parent, folders)
-    check(count > 0, f"{page} asks for no table of these folders: put <!-- compare {folders[0]} --> and {_END} there")
+    others = [f"'{found['asked']}'" for line in text.split("\n") if (found := _BEGIN.fullmatch(line))]
+    instead = f"it asks for {', '.join(others)}" if others else f"put <!-- compare {folders[0]} --> and {_END} there"
+    check(count > 0, f"{page} asks for no table of these folders: {instead}")
     if made != text:
         with atomic(page) as temporary:
             temporary.write_text(made, encoding="utf-8")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLOTS", "plot_against", "plot_epochs"]
 
+SCATTERED = ("rows", "cost")  # what `scatter` draws
 PLOTS: dict[str, dict[str, str]] = {
     "curves": {"loss": "training loss", "r1": "R@1 (%)"},
     "collapse": {"separability": "separability", "mean_distance": "mean distance d̄", "collapseness": "collapseness C"},
@@ -143,7 +144,8 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
     names = [name.strip() for name in what.split(",") if name.strip()]
     for name in names:
         check(
-            name in PLOTS or name in logged, f"nothing to draw is called {name!r}; {nearest(name, {*PLOTS, *logged})}"
+            name in PLOTS or name in logged,
+            f"nothing to draw is called {name!r}; {nearest(name, {*PLOTS, *SCATTERED, *logged})}",
         )
     panels: dict[str, str] = {}
     for name in names:

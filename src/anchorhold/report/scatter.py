@@ -14,7 +14,7 @@ from ..rows import Row, rows
 from ..settings import check
 from .collect import Entry, dig, number
 from .compare import counts, judged
-from .plots import _COLOURS, _DPI, _checked, _drawn, _figure, _marker, _save
+from .plots import _COLOURS, _DPI, SCATTERED, _checked, _drawn, _figure, _marker, _save
 from .printed import row_of
 from .tables import Estimate, plain
 
@@ -100,7 +100,7 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
     return _save(figure, [left, right], _legend(shown, printed), out, last, drawn(entries))
 
 
-SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = {"rows": plot_rows, "cost": plot_cost}
+SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = dict(zip(SCATTERED, (plot_rows, plot_cost)))
 """Figures of runs as points, by name."""
 
 
