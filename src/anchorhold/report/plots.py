@@ -92,7 +92,8 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
             _draw_series(axis, own, key, value, places, place)
         axis.set(xlabel=key, ylabel=f"{column_of(entries, value).head} (%)", ylim=(0, max(1.08 * axis.dataLim.y1, 1)))
         if not numeric:
-            axis.set_xticks(range(len(values)), _labels(values), rotation=20, ha="right")
+            slant: Any = {"rotation": 20, "ha": "right"} if len(values) <= 6 else {"rotation": 90}
+            axis.set_xticks(range(len(values)), _labels(values), **slant)
             axis.margins(x=0.1)
     labels = [f"{series} = {label}" for label in _labels(groups)] if series else []
     names = [(_look(place), label) for place, label in enumerate(labels)]
@@ -118,7 +119,8 @@ def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, place
         axis.vlines(x, *ends, color=look["color"], linewidth=1)
         middles.append((x, middle))
     if middles:
-        axis.plot(*zip(*middles), marker=_marker(place), **look)
+        between = {} if key != "recipe" else {"linestyle": "none"}  # methods have no order
+        axis.plot(*zip(*middles), marker=_marker(place), **{**look, **between})
 
 
 # The look ---------------------------------------------------------------------------------------------------
