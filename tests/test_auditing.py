@@ -383,12 +383,12 @@ def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_p
     ah.audit(model, digits, **{**one, "attacks": ["ES", "TMA"], "protocols": ["corrected"]})  # more is welcome
     others: list[tuple[Any, Any, Any, str]] = [
         (model, digits, {"eps": 0.2}, "eps"),
-        (model, digits, {"limit": 50}, "limit, data|data, limit"),
+        (model, digits, {"limit": 50}, "limit"),  # of the same data
         (model, digits.keep(torch.arange(100)), {}, "data"),
         (Embedder("small", 16, channels=1, size=8, seed=1).double(), digits, {}, "model"),
     ]
     for other, data, changes, words in others:
-        with pytest.raises(RunError, match=f"another ({words}); choose another place, or remove"):
+        with pytest.raises(RunError, match=f"with another {words}; give another --out, or delete .*/a/shards"):
             ah.audit(other, data, **{**one, **changes})
     ah.audit(model, digits, **{**one, "attacks": {"CA+": {"w": 2}}})
     with pytest.raises(RunError, match="another attack"):
@@ -671,7 +671,7 @@ def _images(count: int = 40, classes: int = 4) -> tuple[Tensor, Tensor]:
         (_Net(lambda e: e * torch.nan), _images, ModelError, "not finite"),
         (Embedder("small", 8, channels=3), _images, ModelError, "(B, 3, H, W)"),
         (nn.Linear(3, 3), _images, ModelError, "the model fails on images of shape"),
-        ("resnet18", _images, ModelError, "takes an nn.Module"),
+        ("resnet18", _images, ModelError, "is the name of a model: load it first"),
     ],
 )
 def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[AnchorholdError], words: str) -> None:
@@ -690,6 +690,9 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"eps": -0.1}, "must not be negative"),
         ({"steps": -1}, "must not be negative"),
         ({"method": "bim"}, "there are: pgd, fgsm, cw"),
+        ({"attacks": []}, "attacks names none: give some, such as CA"),
+        ({"attacks": {}}, "attacks names none"),
+        ({"out": __file__}, "is a file, and an audit a folder: choose another place"),
         ({"batch": 0}, "at least 1"),
         ({"limit": -1}, "must not be negative"),
         ({"precision": "bf16"}, "needs a GPU"),

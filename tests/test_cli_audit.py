@@ -1,6 +1,8 @@
 """`anchorhold audit` and `anchorhold attack`: what they print and write, and one clear line for every mistake."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 
 from anchorhold import cli
+from anchorhold.data.datasets import dataset
 from anchorhold.errors import SettingsError
 from anchorhold.model.embedder import Embedder
 from anchorhold.record import SCHEMA, Run
@@ -28,14 +31,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def photographs(place: Path) -> None:
+def photographs(place: Path, classes: str = "abc") -> None:
     from PIL import Image
 
-    for name in "abc":
+    for name in classes:
         for index in range(4):
             path = place / "photos" / name / f"{index}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (12, 10), (80 * "abc".index(name), 60 * index, 90)).save(path)
+            Image.new("RGB", (12, 10), (80 * "abc".find(name) % 256, 60 * index, 90)).save(path)
     Image.new("RGB", (9, 9), (10, 200, 30)).save(place / "mine.png")
 
 
@@ -51,7 +54,7 @@ def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytes
     code, again, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options)
     assert code == 0 and again == out and "30 of 30" not in err
     code, _, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options, "--seed", "1")
-    assert code == 2 and "another seed; choose another place" in err
+    assert code == 2 and "another seed; give another --out, or delete a/shards" in err
 
 
 def test_held_out_classes_have_a_place_of_their_own(
@@ -65,8 +68,55 @@ def test_held_out_classes_have_a_place_of_their_own(
         code, out, err = run(capsys, monkeypatch, "audit", place.name, *quick, "--held-out", "2")
         assert code == 0, err
         assert "10 of 364 queries against 364 images of 2 classes" in out
+        assert ("note: run0 was trained without holding out classes: it knows classes" in out) == told
         assert ("it knows classes that are attacked here" in out) == told
         assert (tmp_path / "audits" / f"{place.name}-digits-held-out-2" / "audit.json").is_file()
+    code, out, err = run(capsys, monkeypatch, "audit", "run2", *quick, "--held-out", "3")
+    assert code == 0 and "note: run2 was trained with only 2 classes held out: it knows classes" in out, err
+    code, out, err = run(capsys, monkeypatch, "audit", "run0", *quick, "--held-out", "9")
+    assert code == 2 and "of those 9 cannot be held out" in err and not out  # no note on what is refused
+
+
+@pytest.mark.parametrize("held_out", [0, 2])
+def test_a_folder_is_audited_on_the_test_split_that_a_run_made_of_it(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, held_out: int
+) -> None:
+    photographs(tmp_path, "abcdefgh")
+    data = dataset("folder", "photos", held_out=held_out)
+    Embedder("small", 8, size=8).save(tmp_path / "run" / "model.safetensors")
+    known = {"settings": {"data": {"held_out": held_out}}, "data": {"test": data.test.fingerprint()}}
+    Run("run").write_json({"schema": SCHEMA, **known})
+    own = dataset("folder", "photos").test
+    quick = ["--data", "photos", "--steps", "1", "--device", "cpu", "--attacks", "ES", "--out", "a"]
+    for model in ("run", "run/model.safetensors"):
+        code, out, err = run(capsys, monkeypatch, "audit", model, *quick)
+        assert code == 0 and "8 of 8 queries against 8 images of 2 classes" in out, err
+        assert "run was trained on a part of photos: its test split, unseen in training, is audited" in err
+        assert "2 of its 8 classes are held out for test" in err and "classes of photos are audited" not in err
+    found = json.loads((tmp_path / "a" / "audit.json").read_text())
+    assert found["data"]["query"]["fingerprint"] == own.fingerprint()  # by which compare knows it, unless held out
+    code, out, err = run(capsys, monkeypatch, "audit", "rgb.safetensors", *quick[:-1], "b")
+    assert code == 0 and "32 of 32 queries" in out, err
+    assert "all 8 classes of photos are audited" in err and "make folders train/ and test/ inside" in err
+    for name in "abcdefgh":
+        shutil.copy(f"photos/{name}/0.png", f"photos/{name}/9.png")
+    code, out, err = run(capsys, monkeypatch, "audit", "run", *quick[:-1], "c")
+    assert code == 0 and "40 of 40 queries" in out and "all 8 classes" in err, err  # another folder by now
+
+
+def test_a_csv_is_audited_on_the_test_split_that_a_run_made_of_it(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    photographs(tmp_path, "abcdefgh")
+    rows = [f"photos/{name}/{index}.png,{name}" for name in "abcdefgh" for index in range(4)]
+    (tmp_path / "some.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    Embedder("small", 8, size=8).save(tmp_path / "run" / "model.safetensors")
+    Run("run").write_json({"schema": SCHEMA, "data": {"test": dataset("csv", "some.csv").test.fingerprint()}})
+    quick = ["--data", "some.csv", "--steps", "1", "--device", "cpu", "--attacks", "ES"]
+    code, out, err = run(capsys, monkeypatch, "audit", "run", *quick)
+    assert code == 0 and "8 of 8 queries" in out and "run was trained on a part of some.csv" in err, err
+    code, out, err = run(capsys, monkeypatch, "audit", "rgb.safetensors", *quick)
+    assert code == 0 and "32 of 32 queries" in out and "add a column split with train and test" in err, err
 
 
 def test_algorithm_1_with_its_budget_and_seeds(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -129,6 +179,9 @@ def test_attack_on_files(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path:
         code, out, err = run(capsys, monkeypatch, "attack", "rgb.safetensors", "mine.png", *options, "--goal", goal)
         assert code == 0, err
         assert f"{goal} (corrected) on mine.png" in out
+        assert ("ES:R: –, needs the class of the image: --class\n" in out) == (goal == "ES") and "ES:R: 0" not in out
+    code, out, err = run(capsys, monkeypatch, "attack", "rgb.safetensors", "mine.png", *options, "--class", "b")
+    assert code == 0 and re.search(r"ES:R: [01]\.000 before", out), err
     code, out, err = run(
         capsys, monkeypatch, "attack", "rgb.safetensors", "mine.png", *options, "--goal", "LTM", "--class", "b"
     )
@@ -149,6 +202,8 @@ SAID = ("decoding", "are audited", "held in")  # what is said before a mistake i
         (["audit", "m.safetensors", *QUICK, "--eps", "lots"], "--eps wants a number"),
         (["audit", "m.safetensors", *QUICK, "--mean", ".5"], "has its mean and std inside"),
         (["audit", "m.safetensors", *QUICK, "--attacks", "LMT"], "did you mean LTM?"),
+        (["audit", "m.safetensors", *QUICK, "--attacks", ","], "--attacks , names none: give some, such as CA+,ES"),
+        (["audit", "m.safetensors", *QUICK, "--held-out", "-1"], "say how many training classes to test on"),
         (["audit", "m.safetensors", *QUICK, "--budget", "admll"], "did you mean adml?"),
         (["attack", "m.safetensors", "7", *QUICK, "--budget", "x"], "there are: adml, standard"),
         (["audit", "m.safetensors", *QUICK, "--budget", "adml", "--seeds", "0"], "seeds must be at least 1"),

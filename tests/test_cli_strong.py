@@ -1,14 +1,18 @@
 """`anchorhold audit --strength strong`, `verify` and `algorithm1` on the command line."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anchorhold.auditing import run as auditing
+from anchorhold.data.datasets import dataset
 from anchorhold.model.embedder import Embedder
+from anchorhold.record import SCHEMA, Run
 from tests.test_cli import run
+from tests.test_cli_audit import photographs
 from tests.test_strong import shorter
 
 HERE = ["--data", "digits", "--device", "cpu"]
@@ -43,6 +47,26 @@ def test_a_strong_audit_and_its_receipts(capsys: Any, monkeypatch: pytest.Monkey
     assert code == 2 and "there are no receipts in nowhere" in err
 
 
+def test_receipts_of_the_test_split_that_a_run_made_of_a_folder(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    photographs(tmp_path, "abcdefgh")
+    Embedder("small", 8, size=8).save(tmp_path / "run" / "model.safetensors")
+    Run("run").write_json({"schema": SCHEMA, "data": {"test": dataset("folder", "photos").test.fingerprint()}})
+    here = ["--data", "photos", "--device", "cpu"]
+    options = ["--attacks", "GTM", "--steps", "1", "--strength", "strong", "--out", "a"]
+    code, out, err = run(capsys, monkeypatch, "audit", "run", *here, *options)
+    assert code == 0 and "8 of 8 queries" in out, err
+    shutil.copy("run/model.safetensors", "alone.safetensors")  # a model may travel without its run
+    for model in ("run", "alone.safetensors"):
+        code, out, err = run(capsys, monkeypatch, "verify", "a", "--model", model, *here)
+        assert code == 0 and out.startswith("8 images of 1 goals hold: recall"), err
+    shutil.rmtree("photos")
+    photographs(tmp_path)  # too few classes to hold some out
+    code, out, err = run(capsys, monkeypatch, "verify", "a", "--model", "run", *here)
+    assert code == 2 and "the receipts are of other data" in err
+
+
 def test_algorithm_1(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     options = ["--limit", "12", "--seeds", "2", "--eps", "0.05", "--out", "t"]
     code, out, err = run(capsys, monkeypatch, "algorithm1", "m.safetensors", "other.safetensors", *HERE, *options)
@@ -50,6 +74,12 @@ def test_algorithm_1(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     lines = [line.split()[:2] for line in out.splitlines()[2:10]]
     assert lines == [[name, method] for name in ("m", "other") for method in ("Benign", "FGSM", "C&W", "PGD")]
     assert (tmp_path / "t" / "m" / "cw" / "audit.json").is_file()
+    photographs(tmp_path, "abcdefgh")
+    Embedder("small", 8, size=8).save(tmp_path / "run" / "model.safetensors")
+    Run("run").write_json({"schema": SCHEMA, "data": {"test": dataset("folder", "photos").test.fingerprint()}})
+    quick = ["--data", "photos", "--device", "cpu", "--seeds", "1", "--out", "f"]
+    code, _, err = run(capsys, monkeypatch, "algorithm1", "run", *quick)
+    assert code == 0 and "run was trained on a part of photos" in err
     again = run(capsys, monkeypatch, "algorithm1", "m.safetensors", "other.safetensors", *HERE, *options)
     assert again[1] == out
 

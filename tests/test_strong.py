@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,11 @@ from anchorhold.attacks import Scene, attack, goal_named
 from anchorhold.auditing import Audit, ensemble, run, sweep
 from anchorhold.auditing.algorithm1 import algorithm1
 from anchorhold.auditing.ensemble import FALLS, MEMBERS
+from anchorhold.auditing.outcomes import Column, Outcome, Score
 from anchorhold.auditing.realisable import FORMS, in_8_bits, levels_within, through_jpeg
-from anchorhold.auditing.strong import tables_of
+from anchorhold.auditing.strong import overstated, tables_of
 from anchorhold.auditing.until import check_until
+from anchorhold.checks import strong_below_standard
 from anchorhold.cli.strong import print_tables, second_model
 from anchorhold.data.datasets import Split
 from anchorhold.errors import RunError, SettingsError
@@ -393,6 +396,19 @@ def test_hidden_gradients_fool_the_standard_audit_only(
     assert "fell to Square" in flags["black-box-beats-white-box"]
     assert "those overstate by" in flags["strong-below-standard"]
     assert flags["strong-below-standard"].split(" is ")[0] in ("ES:R", "LTM", "GTM", "100·ES:D")
+
+
+@pytest.mark.parametrize("name", ["ERS", "GTM", "ES:D"])
+def test_the_difference_is_that_of_the_numbers_as_they_are_printed(name: str) -> None:
+    scale = 100 if name == "ES:D" else 1
+    ends = {"corrected": 78.04 / scale, "strong": 69.36 / scale}
+    outcomes = {}
+    for protocol, value in ends.items():
+        score = Score(value, value, value, {}, value, value) if name == "ERS" else None
+        outcomes[protocol] = Outcome({name: Column(value, None, None)}, score, {})
+    flag = strong_below_standard(SimpleNamespace(strong=overstated(outcomes)))  # type: ignore[arg-type]
+    assert flag is not None
+    assert "is 69.4 under strong attacks and 78.0 under standard ones: those overstate by 8.6 points" in flag.message
 
 
 def test_a_curve_does_not_hide_who_beat_whom(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:

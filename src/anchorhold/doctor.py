@@ -5,14 +5,21 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 
-__all__ = ["findings"]
+__all__ = ["EXTRAS", "findings"]
+
+EXTRAS = {
+    "plots": ("plot", ("matplotlib",)),
+    "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
+    "parquet": ("embed --parquet", ("pyarrow",)),
+    "faiss": ("search --backend faiss", ("faiss",)),
+}  # by the name of the extra: what needs it, and its modules
 
 
 def findings() -> Iterator[tuple[str, str]]:
-    """(sign, sentence) for each thing looked at: ✓ is well, ! deserves a look, ✗ must be mended."""
+    """(sign, sentence) for each thing looked at: ✓ is well, – is optional, ! deserves a look, ✗ must be mended."""
     yield (
         ("✓" if sys.version_info >= (3, 11) else "✗"),
         f"Python {platform.python_version()} on {platform.platform()}",
@@ -44,5 +51,12 @@ def findings() -> Iterator[tuple[str, str]]:
         yield "✓", f"{len(timm.list_models())} timm backbones"
     except Exception as error:
         yield "✗", f"timm does not load ({error}); torch and torchvision must be of matching versions"
+    for extra, (needed, modules) in EXTRAS.items():
+        missing = [name for name in modules if util.find_spec(name) is None]
+        if missing:
+            remedy = f"{needed} needs it: pip install 'anchorhold[{extra}]'"
+            yield "–", f"optional: no {', '.join(missing)}; {remedy}"
+        else:
+            yield "✓", f"optional: {', '.join(modules)}, for {needed}"
     free = shutil.disk_usage(Path.cwd()).free / 2**30
     yield ("✓" if free > 2 else "!"), f"{free:.0f} GiB free where runs are written ({Path.cwd()})"

@@ -169,6 +169,17 @@ def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
         dataset("digits", size=3)
 
 
+def test_what_is_no_name_is_said_to_be_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^a data set is one of cub, .*, a folder or a CSV, and not a NoneType$"):
+        dataset(None)  # type: ignore[arg-type]
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(SettingsError, match=r"notes\.md is a file, but no \.csv; choose one of"):
+        dataset(tmp_path / "notes.md")
+    for name in ("digits", "gaussians"):
+        with pytest.raises(SettingsError, match=f"^{name} needs no files and has no root: leave out nowhere$"):
+            dataset(name, "nowhere")
+
+
 def test_importing_loads_none_of_the_heavy_libraries() -> None:
     code = (
         "import sys, anchorhold.data.store, anchorhold.data.datasets, anchorhold.data.batches\n"

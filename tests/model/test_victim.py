@@ -20,7 +20,7 @@ from anchorhold.model.chunked import chunked
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.frozen import frozen
 from anchorhold.model.named import load_model
-from anchorhold.model.victim import Victim, wrap
+from anchorhold.model.victim import Victim, as_victim, wrap
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -225,6 +225,11 @@ def test_other_settings_are_refused(options: dict[str, Any], message: str) -> No
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(ModelError, match=r"wrap takes an nn\.Module and got a function"):
         wrap(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"^a model is an nn\.Module and not None: call it"):
+        as_victim(None)  # type: ignore[arg-type]
+    for name in ("runs/hm", Path("runs/hm")):
+        with pytest.raises(ModelError, match=r"load it first, ah\.load\('runs/hm'\)$"):
+            as_victim(name)  # type: ignore[arg-type]
 
 
 def test_a_module_without_tensors() -> None:

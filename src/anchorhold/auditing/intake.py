@@ -131,8 +131,8 @@ def _split(data: Any, name: str, asks: bool = False) -> tuple[Split, tuple[str, 
         if all((root / part).is_dir() for part in ("train", "test")):
             return folder_split(root / "test", f"{root.resolve().name}/test", asks)
         split, notes = folder_split(root, root.resolve().name, asks)
-        whole = f"all {len(split.classes)} classes of {split.name} are audited; leave out what the model was trained on"
-        return split, (*notes, whole)
+        whole = f"all {len(split.classes)} classes of {split.name} are audited, also any that the model was trained on"
+        return split, (*notes, f"{whole}; to leave those out, make folders train/ and test/ inside")
     if isinstance(data, tuple | list) and len(data) == 2:
         return _in_memory(torch.as_tensor(data[0]), torch.as_tensor(data[1]), name), ()
     raise DataError(

@@ -140,6 +140,8 @@ def audit(
     second model to transfer from. `epsilons` make a curve, and with `until` more queries are attacked until the
     interval of ERS is that many points to either side. `examine` looks for flags at the end; None leaves that out.
     """
+    check(out is None or not Path(out).is_file(), f"{out} is a file, and an audit a folder: choose another place")
+    check(attacks is None or len(attacks) > 0, "attacks names none: give some, such as CA+ and ES, or leave it out")
     one = (protocols,) if isinstance(protocols, str) else protocols
     chosen: dict[str, dict[str, Any]] = {
         name: {} for name in ([attacks] if isinstance(attacks, str) else attacks or NINE)

@@ -118,15 +118,21 @@ class Shards:
             safetensors.torch.save_file(shard.rows, temporary, {"anchorhold": json.dumps(known)})
 
     def _refuse_stale(self, known: Mapping[str, Any], run: str, extra: str) -> None:
-        changed = [key for key in sorted({*known, *self.about}) if known.get(key) != self.about.get(key)]
+        keys = sorted({*known, *self.about})
+        changed = [key for key in keys if _but_sample(known.get(key)) != _but_sample(self.about.get(key))]
         if run != extra:
             changed.append(f"attack ({run}, now {extra})")
         if changed:
             assert self.folder is not None
             raise RunError(
                 f"{self.folder.parent} holds rows of another audit, with another {', '.join(changed)}; "
-                f"choose another place, or remove {self.folder}"
+                f"give another --out, or delete {self.folder}"
             )
+
+
+def _but_sample(value: Any) -> Any:
+    """Data without how many of them are attacked: limit says that, and other data they are not."""
+    return {key: each for key, each in value.items() if key != "attacked"} if isinstance(value, Mapping) else value
 
 
 def _name(run: str, batch: int | None) -> str:

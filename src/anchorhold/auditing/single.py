@@ -38,9 +38,11 @@ class Single:
     before: list[tuple[str, str, float]]  # class, name and distance of the nearest items
     after: list[tuple[str, str, float]]
     image: Tensor  # the perturbed image, uint8 (H, W, C)
+    unknown: tuple[str, ...] = ()  # measures that need the class of the image, where nobody said it
 
     def __str__(self) -> str:
         lines = [self.about, *(f"{name}: {a:.3f} before, {b:.3f} after" for name, (a, b) in self.measures.items())]
+        lines += [f"{name}: –, needs the class of the image: --class" for name in self.unknown]
         for when, items in (("before", self.before), ("after", self.after)):
             lines += ["", f"{when:>6}  {'class':24}  {'distance':>8}  file"]
             lines += [f"{rank:>6}  {c[:24]:24}  {d:>8.4f}  {name}" for rank, (c, name, d) in enumerate(items, start=1)]
@@ -125,12 +127,15 @@ def attack_one(
         about += f"; the list of {material.query.split.sample(int(asked[0]))}"
     elif done.targets is not None and not isinstance(wish, LabelAttack) and int(done.targets.flatten()[0]) >= 0:
         about += f"; aimed at {material.gallery.split.sample(int(done.targets.flatten()[0]))}"
+    # Of the goals that ask for no class, ES alone measures whether the nearest neighbour has the same.
+    unknown = ("ES:R",) if goal == "ES" and number is None and not label else ()
     return Single(
         about,
-        {measure: (float(start[measure][0]), float(row[0])) for measure, row in done.measures.items()},
+        {name: (float(start[name][0]), float(row[0])) for name, row in done.measures.items() if name not in unknown},
         _listed(before, material.gallery.split),
         _listed(after, material.gallery.split),
         to_bytes(done.images)[0].cpu().contiguous(),
+        unknown,
     )
 
 

@@ -267,10 +267,13 @@ def _doubts(
 
 
 def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """What the standard and the strong audit say of `what`: of ERS, or of the column that fell most."""
+    """What the standard and the strong audit say of `what`: of ERS, or of the column that fell most.
+
+    As they are printed, with one decimal: a reader who subtracts them gets the difference that the flag names.
+    """
     standard, strong = outcomes["corrected"], outcomes["strong"]
     if standard.ers is not None and strong.ers is not None:
-        return {"standard": standard.ers.value, "strong": strong.ers.value, "what": "ERS"}
+        return {"standard": round(standard.ers.value, 1), "strong": round(strong.ers.value, 1), "what": "ERS"}
     falls = {
         name: (100 if name in NOT_PERCENT else 1) * abs(standard.columns[name].value - column.value)
         for name, column in strong.columns.items()
@@ -281,8 +284,8 @@ def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         return {}
     scale = 100 if name in NOT_PERCENT else 1
     return {
-        "standard": scale * standard.columns[name].value,
-        "strong": scale * strong.columns[name].value,
+        "standard": round(scale * standard.columns[name].value, 1),
+        "strong": round(scale * strong.columns[name].value, 1),
         "what": name if scale == 1 else f"100·{name}",
     }
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from ..attacks import Goal, Scene, goal_named
 from ..console import Report, Silent
+from ..data.datasets import dataset
 from ..device import device_named, living_on
-from ..errors import RunError
+from ..errors import DataError, RunError
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen, precise
 from ..model.victim import as_victim, fingerprint_of
@@ -76,6 +77,7 @@ def verify(
     told = read_receipts(place)
     goals = {name: _task(place, name, how) for name, how in told["goals"].items()}
     where, victim = device_named(device), as_victim(model)
+    data = _meant(data, told)
     # Images that an audit skipped are skipped here too; with any others the fingerprints differ.
     material = prepare(data, victim, where, report or Silent(), told.get("resize"), told.get("crop"), "skip")
     problems, beside = _compare(place, told)
@@ -96,6 +98,17 @@ def verify(
                 means[name + _unusual(task)] = bench.check(name, task, told["receipts"][name])
     count = sum(len(entries) for entries in told["receipts"].values())
     return Verified(count, means, told["eps"], told["seed"], told["limit"], beside, tuple(problems))
+
+
+def _meant(data: Data, told: Mapping[str, Any]) -> Data:
+    """Of a folder or a CSV the test split that training makes of it, where that was audited and not all of it."""
+    kind = {"folder/test": "folder", "csv/test": "csv"}.get(str(told["data"]["query"].get("name")))
+    if kind is None or not isinstance(data, str | Path):
+        return data
+    try:
+        return dataset(kind, data)
+    except DataError:  # then it is another folder: the fingerprints say so
+        return data
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,7 @@
 """audit and attack."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,17 +74,19 @@ def audit(
     from ..console import Console
     from .strong import print_tables, second_model
 
-    check_until(until, _attacks(attacks))
+    chosen = _attacks(attacks)
+    check_until(until, chosen)
     protocols = ("published", "corrected") if protocol == "both" else (protocol,)
     victim = _model(model, mean, std, size)
     apart = f"-held-out-{held_out}" if held_out else ""
     out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}{apart}"
+    images = _data(data, root, held_out, (model,))
     _say_what_was_seen(model, held_out)
     found = run_audit(
         victim,
-        _data(data, root, held_out),
+        images,
         protocols=protocols,
-        attacks=_attacks(attacks),
+        attacks=chosen,
         limit=0 if full else limit,
         budget=budget,
         eps=number("--eps", eps) if eps else None,
@@ -178,6 +182,7 @@ def _attacks(text: str) -> dict[str, dict[str, Any]] | None:
         check(all("=" in change for change in changes), f"--attacks {each}: write settings as in CA+:w=5")
         pairs = (change.split("=", 1) for change in changes)
         chosen[name] = {key: int(value) if value.isdigit() else number(f"{name}:{key}", value) for key, value in pairs}
+    check(bool(chosen) or not text, f"--attacks {text} names none: give some, such as CA+,ES, or leave it out")
     return chosen or None
 
 
@@ -193,12 +198,46 @@ def _model(spec: str, mean: str, std: str, size: str, option: str = "--") -> Any
     )
 
 
-def _data(name: str, root: Path | None, held_out: int = 0) -> Any:
-    """A data set by name; a folder or a CSV, as audits take all of its images."""
+def _data(name: str, root: Path | None, held_out: int = 0, models: Sequence[str] = ()) -> Any:
+    """A data set by name; a folder or a CSV, of which audits take what a model was not trained on, or else all."""
     from ..data.datasets import dataset
+    from ..settings import check
 
+    check(held_out >= 0, f"--held-out {held_out}: say how many training classes to test on, 2 or more")
     whole = root is None and not held_out and (Path(name).is_dir() or name.endswith(".csv"))
-    return name if whole else dataset(name, root, held_out=held_out)
+    if not whole:
+        return dataset(name, root, held_out=held_out)
+    return next((own for own in (_tested_on(name, model) for model in models) if own is not None), name)
+
+
+def _tested_on(name: str, model: str) -> Any:
+    """The folder or CSV as the data set that it was to this run, or None where the run was not tested on it."""
+    from ..data.datasets import dataset
+    from ..errors import DataError, RunError
+    from ..record import Run
+    from ..report.collect import dig
+
+    place = _run_of(model)
+    if place is None or all((Path(name) / part).is_dir() for part in ("train", "test")):
+        return None  # of train/ and test/ test/ is taken anyway
+    kind = "csv" if name.endswith(".csv") else "folder"
+    try:
+        info = Run(place).read_json()
+        known = dataset(kind, name, held_out=dig(info, "settings", "data", "held_out") or 0)
+        own = dataset(kind, name)
+    except (DataError, RunError):  # too small for a run to be trained on it, or no run of this version
+        return None
+    if known.test.fingerprint() != dig(info, "data", "test"):
+        return None
+    note = f"{place} was trained on a part of {name}: its test split, unseen in training, is audited"
+    return replace(own, notes=(note, *own.notes))
+
+
+def _run_of(model: str) -> Path | None:
+    """The run folder that a model is, or lies in as its export."""
+    path = Path(model)
+    path = path.parent if path.name == "model.safetensors" else path
+    return path if (path / "run.json").is_file() else None
 
 
 def _say_what_was_seen(model: str, held_out: int) -> None:
@@ -206,10 +245,12 @@ def _say_what_was_seen(model: str, held_out: int) -> None:
     from ..record import Run
     from ..report.collect import dig
 
-    if held_out and (Path(model) / "run.json").is_file():
-        trained = dig(Run(model).read_json(), "settings", "data", "held_out") or 0
+    place = _run_of(model)
+    if held_out and place is not None:
+        trained = dig(Run(place).read_json(), "settings", "data", "held_out") or 0
         if trained < held_out:
-            print(f"note: {model} was trained with data.held_out = {trained}: it knows classes that are attacked here")
+            on = f"with only {trained} classes held out" if trained else "without holding out classes"
+            print(f"note: {place} was trained {on}: it knows classes that are attacked here")
 
 
 def _slug(text: str) -> str:

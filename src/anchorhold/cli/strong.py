@@ -91,7 +91,7 @@ def algorithm1(
         named[name if name not in named else f"{name}-{number_}"] = _model(spec, mean, std, size)
     table = run_table(
         named,
-        _data(data, root, held_out),
+        _data(data, root, held_out, models),
         eps=number("--eps", eps),
         limit=limit,
         seeds=seeds,

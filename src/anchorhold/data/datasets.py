@@ -18,7 +18,9 @@ from .splits import Dataset, Split, check_classes
 __all__ = ["DATASETS", "Dataset", "Split", "csv_split", "dataset", "folder_split"]
 
 
-def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, held_out: int = 0, **options: Any) -> Dataset:
+def dataset(
+    name: str | Path, root: str | Path | None = None, *, seed: int = 0, held_out: int = 0, **options: Any
+) -> Dataset:
     """The data set of that name, a folder of class folders, or a CSV with the columns path, label and perhaps split.
 
     With `held_out` the last so many training classes are the test split, and the real one is left alone.
@@ -27,13 +29,21 @@ def dataset(name: str, root: str | Path | None = None, *, seed: int = 0, held_ou
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])
     (901, 896, (8, 8, 1))
     """
+    if not isinstance(name, str | Path):
+        names = ", ".join(DATASETS)
+        raise SettingsError(f"a data set is one of {names}, a folder or a CSV, and not a {type(name).__name__}")
+    name = str(name)
     if name not in DATASETS and root is None and Path(name).expanduser().is_dir():
         name, root = "folder", name
     if name not in DATASETS and root is None and name.endswith(".csv"):
         name, root = "csv", name
     if name not in DATASETS:
         choice = f"choose one of {', '.join(DATASETS)}, or give a folder of class folders or a CSV"
+        if Path(name).expanduser().is_file():
+            raise SettingsError(f"{name} is a file, but no .csv; {choice}")
         raise SettingsError(f"there is no data set and no folder {name!r}; {nearest(name, DATASETS, choice)}")
+    if name in _FILELESS and root is not None:
+        raise SettingsError(f"{name} needs no files and has no root: leave out {root}")
     loader = DATASETS[name]
     known = [option for option in inspect.signature(loader).parameters if option not in ("root", "seed")]
     for option in options:
@@ -151,7 +161,10 @@ def csv_split(root: str | Path, asks: bool = False) -> tuple[Split, tuple[str, .
     if not asks:
         check_classes(whole.gallery)
     names = len(whole.classes)
-    all_of_it = f"all {names} classes of {root} are audited; leave out what the model was trained on"
+    all_of_it = (
+        f"all {names} classes of {root} are audited, also any that the model was trained on; "
+        "to leave those out, add a column split with train and test"
+    )
     return whole, (*(() if parts is not None else (all_of_it,)), *_singles(whole))
 
 
@@ -230,6 +243,7 @@ def _gaussians(
     return Dataset("gaussians", draw("train", train), draw("test", test))
 
 
+_FILELESS = ("digits", "gaussians")
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "cub": cub,
     "cars": cars,

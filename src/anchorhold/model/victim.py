@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -165,8 +166,10 @@ def wrap(
 
 def as_victim(model: nn.Module) -> nn.Module:
     """The model as one from images in [0, 1] to unit vectors; a bare module is wrapped without mean and std."""
+    if isinstance(model, str | Path):
+        raise ModelError(f"{str(model)!r} is the name of a model: load it first, ah.load({str(model)!r})")
     if not isinstance(model, nn.Module):
-        raise ModelError(f"audit takes an nn.Module and got {type(model).__name__}: call it in the forward of one")
+        raise ModelError(f"a model is an nn.Module and not {kind_of(model)}: call it in the forward of one")
     ours = isinstance(model, Embedder) and model.mean.dtype in (torch.float32, torch.float64)
     return model if ours or isinstance(model, Victim) else wrap(model)
 
