@@ -82,6 +82,9 @@ def test_a_folder_of_photographs(capsys: Any, monkeypatch: pytest.MonkeyPatch, t
         (["train", ".", "--set", "data.root=nowhere"], ". is a folder already"),
         (["train", "digits", "--set", "data=3"], "data is a section"),
         (["train", "digits", "--set", "train=3", "--epochs", "1"], "train is a section"),
+        (["train", "digits", "--root", "nowhere"], "digits needs no files and has no root: leave out nowhere"),
+        (["train", __file__], "test_cli.py is a file, but no .csv"),
+        (["train", "digits", "--recipe", "hm", "--set", "defence.name=act"], "choose --recipe act"),
         (["train", "digits", "--epochs", "0"], "train.epochs must be at least 1"),
         (["train", "digits", "--recipe", "hm-lgaa"], "did you mean hm-lga?"),
         (["train", "digits", "--set", "defence.stps=3"], "did you mean defence.steps?"),
@@ -148,6 +151,35 @@ def test_ctrl_c_is_one_word(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     for error, word in ((KeyboardInterrupt(), "stopped\n"), (Interrupted("saved"), "saved\n")):
         monkeypatch.setattr(doctor, "findings", lambda error=error: stop(error))
         assert run(capsys, monkeypatch, "doctor") == (130, "", word)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["train", "digits", "--recipe", "natural", *QUICK, "--out", "runs/a"], 0),
+        (["recipes"], 0),
+        (["resume", "x"], 2),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("closed", ["stdout", "both"])
+def test_a_reader_who_has_gone_ends_no_work(tmp_path: Path, arguments: list[str], code: int, closed: str) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "-m", "anchorhold", *arguments],
+        stdout=writes,
+        stderr=writes if closed == "both" else subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1" if closed == "both" else ""},  # each meets the loss elsewhere
+        text=True,
+        check=False,
+    )
+    os.close(writes)
+    assert done.returncode == code, done.stderr
+    assert not done.stderr or ("BrokenPipe" not in done.stderr and "ignored" not in done.stderr)
+    if arguments[0] == "train":
+        assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "done"
+        assert (tmp_path / "runs/a/model.safetensors").exists()
 
 
 def test_recipes_and_doctor(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

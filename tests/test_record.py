@@ -65,6 +65,17 @@ def test_atomic_leaves_the_old_file_when_the_block_fails(tmp_path: Path) -> None
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(("inside", "reason"), [("x", r"notes\.md is a file"), ("deep/x", "Not a directory")])
+def test_below_a_file_nothing_can_be_written_and_that_is_said(tmp_path: Path, inside: str, reason: str) -> None:
+    (tmp_path / "notes.md").write_text("mine")
+    with (
+        pytest.raises(RunError, match=rf"^cannot write .*{inside}: .*{reason}; choose another place$"),
+        atomic(tmp_path / "notes.md" / inside) as temporary,
+    ):
+        temporary.write_text("never")
+    assert (tmp_path / "notes.md").read_text() == "mine"
+
+
 def test_metrics_survive_a_torn_line_and_are_cut_back(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {})
     for epoch in (1, 2, 3):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from anchorhold.defences import DEFENCES, Defence
 from anchorhold.defences.hardness import HardnessSettings
 from anchorhold.errors import SettingsError
 from anchorhold.perturb.ascend import Budget
@@ -17,6 +18,7 @@ from anchorhold.settings import (
     TrainSettings,
     build,
     falling,
+    nested,
     parse_assignments,
     recipe_names,
     recipe_text,
@@ -94,6 +96,51 @@ def test_values_take_the_type_of_their_key() -> None:
 def test_mistakes_are_named(assignments: list[str], words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         settings_from("hm-lga", sets(*assignments))
+
+
+def test_overrides_may_have_dots_beside_sections() -> None:
+    mixed = {"train.epochs": 1, "train": {"seed": 2}, "defence": {"eps": "4/255"}, "defence.steps": 3}
+    plain = {"train": {"epochs": 1, "seed": 2}, "defence": {"eps": "4/255", "steps": 3}}
+    assert nested(mixed) == plain and settings_from("hm-lga", mixed) == settings_from("hm-lga", plain)
+    assert settings_from("hm-lga", {"data.name": "digits"}).model.backbone == "small"  # values for the set count too
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"train.epochs": 1, "train": {"epochs": 1}}, "overrides say train.epochs twice"),
+        ({"train": 3, "train.epochs": 1}, "overrides say train twice"),
+        ({"train.epoch": 1}, "no setting train.epoch; did you mean train.epochs"),
+        (["train.epochs=1"], r'overrides is a dict such as \{"train.epochs": 3\}, not \[\'train.epochs=1'),
+    ],
+)
+def test_overrides_that_make_no_sense(overrides: Any, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        settings_from("hm-lga", overrides)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "words"),
+    [
+        ("hm", "act", "^recipe hm sets defence.source, which defence.name=act does not have: choose --recipe act$"),
+        ("natural", "hardness", "recipe natural sets defence.sampler, .* choose --recipe hm or "),
+        ("natural", "own", r'choose a recipe of your own, with \[defence\] name = "own"$'),
+    ],
+)
+def test_another_defence_names_the_recipe_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, name: str, words: str
+) -> None:
+    monkeypatch.setitem(DEFENCES, "own", Defence(DEFENCES["hardness"].run, HardnessSettings))
+    with pytest.raises(SettingsError, match=words):
+        settings_from(recipe, sets(f"defence.name={name}"))
+    with pytest.raises(SettingsError, match=r"no setting defence\.stepz"):  # what the user said is still theirs
+        settings_from("act", sets("defence.name=rest", "defence.stepz=3"))
+
+
+def test_a_slip_in_a_recipe_stays_one_when_its_defence_is_named_again(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('[defence]\nname = "act"\nstepz = 3\n')
+    with pytest.raises(SettingsError, match=r"no setting defence\.stepz; did you mean defence\.steps"):
+        settings_from(str(tmp_path / "own.toml"), sets("defence.name=act"))
 
 
 def test_recipes_that_cannot_be_used(tmp_path: Path) -> None:

@@ -312,6 +312,31 @@ def test_resume_refuses_other_data_and_finished_runs_stay(digits: ah.Dataset, tm
         ah.resume(tmp_path / "nowhere")
 
 
+def test_a_finished_run_that_lost_its_model_writes_it_anew(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", "natural", train={"epochs": 1, "ema": 0.9})
+    model, before = run.path / "model.safetensors", run.read_json()
+    lost = model.rename(tmp_path / "model.safetensors")
+    ah.resume(run.path, device="cpu")
+    assert same(run.path, tmp_path) and run.read_json() == before
+    for path in (model, run.path / "last.safetensors", run.path / "previous.safetensors"):
+        path.unlink()
+    with pytest.raises(RunError, match="neither its model nor a checkpoint any more: train anew"):
+        ah.resume(run.path, device="cpu")
+    assert lost.exists() and not model.exists()
+
+
+def test_data_by_name_and_overrides_with_dots(digits: ah.Dataset, tmp_path: Path) -> None:
+    dotted = {"train.epochs": 1, "model.dim": 8, "data.flip": True}
+    ah.fit(None, "digits", "natural", tmp_path / "a", overrides=dotted, device="cpu")
+    sections = {"train": {"epochs": 1}, "model": {"dim": 8}, "data": {"flip": True}}
+    ah.fit(None, digits, "natural", tmp_path / "b", overrides=sections, device="cpu")
+    assert same(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(SettingsError, match=r"a data set is one of .* and not a tuple$"):
+        ah.fit(None, (1, 2), "natural", tmp_path / "c")  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="overrides is a dict"):
+        ah.fit(None, digits, overrides=["train.epochs=1"])  # type: ignore[arg-type]
+
+
 # When to stop -----------------------------------------------------------------------------------------------
 
 

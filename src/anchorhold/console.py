@@ -1,12 +1,13 @@
 """How long work shows itself: a bar where there is a terminal, plain lines where there is none."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol, TextIO
 
-__all__ = ["Console", "Report", "Silent", "duration"]
+__all__ = ["Console", "Patient", "Report", "Silent", "duration"]
 
 Advance = Callable[[int, str], None]
 
@@ -35,13 +36,33 @@ class Silent:
         yield advance
 
 
+class Patient:
+    """A stream that drops what nobody reads any more, as behind `| head`: the work goes on to its end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except BrokenPipeError:
+            # What is left in the buffer has to go somewhere, or Python would complain of it at its exit.
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self.stream.fileno())
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 class Console:
     """Tells everything, on standard error so that results can be piped."""
 
     EVERY = 10.0  # seconds between plain lines
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        Patient(sys.stderr).write(f"{text}\n")
 
     @contextmanager
     def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:

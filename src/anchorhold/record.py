@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
             os.replace(path, before)
         os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # there is no folder to look in where the folder could not be made
+            temporary.unlink()
         # safetensors reports the system's error as text of its own, so the text is looked at as well.
         if getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error):
             on = f"`anchorhold resume {path.parent}` goes on" if (path.parent / "run.json").exists() else "try again"
@@ -57,7 +58,8 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
                 f"the disk is full: {path} was not written, what was there before is intact; free some space, then {on}"
             ) from None
         if isinstance(error, OSError):
-            raise RunError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+            reason = f"{path.parent} is a file" if path.parent.is_file() else error.strerror or error
+            raise RunError(f"cannot write {path}: {reason}; choose another place") from None
         raise
 
 
@@ -82,7 +84,7 @@ class Run:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the run folder {run.path}: {error.strerror}") from None
+            raise RunError(f"cannot make the run folder {run.path}: {error.strerror}; choose another place") from None
         for name in ("last", "previous", "model"):
             (run.path / f"{name}.safetensors").unlink(missing_ok=True)
         (run.path / "metrics.jsonl").unlink(missing_ok=True)

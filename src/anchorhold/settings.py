@@ -32,6 +32,7 @@ __all__ = [
     "check",
     "falling",
     "nearest",
+    "nested",
     "parse_assignments",
     "recipe_names",
     "recipe_text",
@@ -252,9 +253,36 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return tree
 
 
+def nested(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides as a nested dict, also where keys have dots; what is said twice is refused.
+
+    >>> nested({"train.epochs": 3, "train": {"seed": 1}})
+    {'train': {'epochs': 3, 'seed': 1}}
+    """
+    if not isinstance(overrides, Mapping):
+        raise SettingsError(f'overrides is a dict such as {{"train.epochs": 3}}, not {overrides!r}')
+    tree: dict[str, Any] = {}
+    for key, value in overrides.items():
+        *sections, name = str(key).split(".")
+        branch = {name: nested(value) if isinstance(value, Mapping) else value}
+        for section in reversed(sections):
+            branch = {section: branch}
+        _join(tree, branch)
+    return tree
+
+
+def _join(tree: dict[str, Any], more: Mapping[str, Any], path: str = "") -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _join(tree[key], value, f"{path}{key}.")
+        else:
+            check(key not in tree, f"overrides say {path}{key} twice: leave one of them out")
+            tree[key] = value
+
+
 def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) -> Settings:
-    """The settings of a recipe with `overrides` (a nested dict) on top."""
-    overrides = overrides or {}
+    """The settings of a recipe with `overrides` on top: {"train": {"epochs": 3}}, or {"train.epochs": 3}."""
+    overrides = nested(overrides or {})
     layers = _chain(recipe) if recipe else []
     tree: dict[str, Any] = {}
     names = (_table(layer.get("data", {}), "data", "name").get("name") for layer in (overrides, *reversed(layers)))
@@ -264,9 +292,36 @@ def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) 
         _check_per_set(per_set, data_name)
         _lay_over(tree, layer)
         _lay_over(tree, per_set.get(data_name, {}))
+    below = tree.get("defence", {})
+    if isinstance(below, dict) and isinstance(overrides.get("defence"), dict):
+        _check_other_defence(recipe, below, overrides["defence"])
     _lay_over(tree, overrides)
     tree.setdefault("recipe", recipe)
     return build(tree)
+
+
+def _check_other_defence(recipe: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> None:
+    """Refuse another defence over a recipe whose settings it does not have, which the user never said."""
+    from .defences import DEFENCES
+
+    name = str(above.get("name"))
+    if name == below.get("name") or name not in DEFENCES:
+        return
+    if any(key in DEFENCES[name].refused for key in (*below, *above)):
+        return  # `build` gives the reason
+    own = {"name", *(f.name for f in dataclasses.fields(DEFENCES[name].settings))}
+    alien = [key for key in below if key not in own and key not in above]
+    if alien:
+        fit = [each for each in recipe_names() if _defence_of(each) == name]
+        choice = f"--recipe {' or '.join(fit)}" if fit else f'a recipe of your own, with [defence] name = "{name}"'
+        raise SettingsError(
+            f"recipe {recipe} sets defence.{alien[0]}, which defence.name={name} does not have: choose {choice}"
+        )
+
+
+def _defence_of(recipe: str) -> str | None:
+    names = [layer.get("defence", {}).get("name") for layer in _chain(recipe)]
+    return next(filter(None, reversed(names)), None)
 
 
 def _table(value: Any, path: str, key: str) -> Mapping[str, Any]:

@@ -32,13 +32,14 @@ from .model.average import Average
 from .model.embedder import Embedder
 from .model.graphed import Graphed
 from .model.victim import fingerprint_of
+from .model.weights import EXPORT
 from .monitors import Images, load_images, recall_under_attack, retrieval, signs_of_collapse
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .ranks import Ranks, joined
 from .record import Run, provenance
-from .settings import Settings, check, falling, settings_from, to_dict
+from .settings import Settings, check, falling, nested, settings_from, to_dict
 from .stopping import check_finite, judge_canary, judge_collapse, stop_on_signal
 
 __all__ = ["fit", "resume", "with_data"]
@@ -48,7 +49,7 @@ LOOK = 20  # steps between looks at whether the loss is still finite: each look 
 
 def fit(
     model: Embedder | None,
-    data: Dataset,
+    data: Dataset | str | Path,
     recipe: str = "hm-lga",
     out: str | Path = "",
     *,
@@ -61,9 +62,11 @@ def fit(
 ) -> Run:
     """Train `model` (None: the one the settings describe) on `data` by a recipe; the run folder is returned.
 
-    `overrides` is a nested dict such as {"train": {"epochs": 3}}; `settings` replaces recipe and overrides.
+    `data` comes from `ah.dataset`, or is what that takes first: a name, a folder, a CSV. `overrides` is a dict such as
+    {"train": {"epochs": 3}} or {"train.epochs": 3}; `settings` replaces recipe and overrides.
     `row` names the published row that the settings are of, for the record.
     """
+    data = data if isinstance(data, Dataset) else dataset(data)
     if settings is None:
         settings = settings_from(recipe, with_data(overrides or {}, data))
     check(
@@ -125,8 +128,12 @@ def resume(
     info = ranks.once(run.read_json)
     report = report if report and ranks.first else Silent()
     if info["status"] == "done":
-        report.say(f"{run.path} is complete already")
-        return run
+        if ranks.once((run.path / EXPORT).exists):
+            report.say(f"{run.path} is complete already")
+            return run
+        if run.load() is None:
+            raise RunError(f"{run.path} is done, but has neither its model nor a checkpoint any more: train anew")
+        report.say(f"{run.path} has lost {EXPORT}, which is written anew from its last checkpoint")
     settings = _settings.build(info["settings"])
     data = data or dataset(settings.data.name, root or settings.data.root or None, held_out=settings.data.held_out)
     seen = {"train": data.train.fingerprint(), "test": data.test.fingerprint()}
@@ -374,6 +381,7 @@ def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """What is known of a data set, below what the caller says."""
     known: dict[str, Any] = {"name": data.name, "root": data.root}
     known |= {"held_out": data.held_out} if data.held_out else {}
+    overrides = nested(overrides)
     said = overrides.get("data", {})
     check(isinstance(said, Mapping), f"overrides: data is a section of settings, not {said!r}")
     return {**overrides, "data": {**known, **said}}

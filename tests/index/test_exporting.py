@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold import __version__
-from anchorhold.errors import ModelError, SettingsError
+from anchorhold.errors import ModelError, RunError, SettingsError
 from anchorhold.index import export, exporting
 from anchorhold.index.folder import described
 from anchorhold.model.embedder import Embedder
@@ -113,6 +113,8 @@ def test_what_is_too_large_or_fails_is_said_before_it_is_traced(tmp_path: Path, 
     monkeypatch.setattr(torch.onnx, "export", None)
     with pytest.raises(ModelError, match=r"^the model fails on images of shape"):
         export(wrap(nn.Linear(5, 5), size=4), tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match=r"^a model is an nn\.Module and not None"):
+        export(None, tmp_path / "m.onnx")  # type: ignore[arg-type]
     monkeypatch.setattr(exporting, "_MOST", 1000)
     with pytest.raises(SettingsError, match="too much for one ONNX file"):
         export(Embedder("small", 6, size=8), tmp_path / "m.onnx")
@@ -127,3 +129,9 @@ def test_what_cannot_be_traced_is_one_line(tmp_path: Path) -> None:
         export(wrap(Own(), size=4), tmp_path / "m.onnx")
     assert str(caught.value).startswith("torch cannot write this Own as ONNX") and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_below_a_file_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(RunError, match=r"x\.onnx: .*notes\.md is a file; choose another place$"):
+        export(Embedder("small", 6, size=8), tmp_path / "notes.md" / "x.onnx")

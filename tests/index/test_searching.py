@@ -116,6 +116,7 @@ def test_labels_are_shown_where_there_are_some(place: Path, tmp_path: Path) -> N
         ("empty.png", {}, DataError, "the file is empty"),
         (".", {}, DataError, "not a file"),
         ("photos/a/000.png", {"k": 0}, SettingsError, "k must be at least 1"),
+        ("photos/a/000.png", {"k": "a"}, SettingsError, "k must be at least 1, and whole, got 'a'"),
         ("photos/a/000.png", {"backend": "fais"}, SettingsError, "choose exact or faiss"),
         ("photos/a/000.png", {"model": "gone"}, ModelError, "--model says where it lies now"),
     ],

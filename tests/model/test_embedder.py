@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -109,7 +110,17 @@ def test_normalisation_is_inside() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"mean": [0.5, 0.5]}, {"std": [0.0]}, {"dim": -1}, {"channels": 0}, {"size": -3}],
+    [
+        {"mean": [0.5, 0.5]},
+        {"std": [0.0]},
+        {"dim": -1},
+        {"dim": "a"},
+        {"channels": 0},
+        {"channels": 1.5},
+        {"size": -3},
+        {"size": 2.5},
+        {"size": (8, "8")},
+    ],
 )
 def test_senseless_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(SettingsError):
@@ -171,6 +182,11 @@ def test_save_and_load_give_the_same_bits(tmp_path: Path, dtype: torch.dtype) ->
     assert loaded.config == model.config
     assert torch.equal(loaded(images), model(images))
     assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]  # no temporary left behind
+
+
+def test_numpys_whole_numbers_are_numbers(tmp_path: Path) -> None:
+    model = Embedder("small", np.int64(4), channels=np.int64(1), size=np.int64(8))  # type: ignore[arg-type]
+    assert load_embedder(model.save(tmp_path)).config == Embedder("small", 4, channels=1, size=8).config
 
 
 def test_a_run_folder_loads(tmp_path: Path) -> None:

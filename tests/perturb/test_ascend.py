@@ -300,6 +300,8 @@ def test_a_coupled_objective_that_met_its_goal_ends_for_the_whole_batch() -> Non
         (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1, start="random")), "key"),
         (lambda x, o: ascend(tanh_embedder(9), x, o, Ball(0.1), Budget(1), moves=(False,)), "move"),
         (lambda x, o: Ball(-1.0), "negative"),
+        (lambda x, o: Ball("8/255"), "ε is a number such as 8 / 255, not '8/255'"),
+        (lambda x, o: Budget(4, "1/255"), "alpha is a number such as 1 / 255, not '1/255'"),
         (lambda x, o: Ball(1.0, "l3"), "linf, l2"),
         (lambda x, o: Budget(restarts=0), "at least 1"),
         (lambda x, o: Budget(start="randm"), "start 'randm'; did you mean random"),

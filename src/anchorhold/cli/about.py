@@ -24,10 +24,11 @@ def recipes(
         check(action == "show" and bool(name), "usage: anchorhold recipes, recipes show NAME, or recipes rows [PART]")
         print(recipe_text(name).rstrip())
         return
-    for each in recipe_names():
-        about = tomllib.loads(recipe_text(each)).get("about")
+    found = {each: tomllib.loads(recipe_text(each)).get("about") for each in recipe_names()}
+    wide = max(map(len, found))
+    for each, about in found.items():
         if about:  # a recipe without it is a base for others
-            print(f"{each:12} {about}")
+            print(f"{each:{wide}}  {about}")
 
 
 def _list_rows(part: str) -> None:

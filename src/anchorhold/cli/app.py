@@ -2,12 +2,14 @@
 
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from ..console import Console, Patient
 from ..errors import AnchorholdError, Interrupted, RunError
 
 __all__ = ["Commands", "app", "number", "numbers"]
@@ -15,6 +17,10 @@ __all__ = ["Commands", "app", "number", "numbers"]
 
 class Commands(TyperGroup):
     """How a command may fail: one line and exit code 2 where the user can mend it, 130 where they stopped it."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None where it is closed, as by >&-
+            return super().main(*args, **kwargs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--debug" in args:  # it may stand anywhere
@@ -26,13 +32,13 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (Interrupted, KeyboardInterrupt) as error:  # left to itself, typer exits without a word
             if os.environ.get("RANK", "0") == "0":  # all ranks stop together
-                print(str(error) or "stopped", file=sys.stderr)
+                Console().say(str(error) or "stopped")
             raise typer.Exit(130) from None
         except AnchorholdError as error:
             if ctx.params["debug"]:
                 raise
             rank = os.environ.get("RANK", "0")
-            print(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}", file=sys.stderr)
+            Console().say(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}")
             raise typer.Exit(2) from None
 
 

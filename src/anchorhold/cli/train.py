@@ -16,7 +16,7 @@ def demo(
     out: Annotated[Path | None, typer.Option(help="Where the run folders go (runs/demo or runs/gaussians)")] = None,
     side: Annotated[int | None, typer.Option(help="gaussians: 3 × side × side inputs (side 112)")] = None,
 ) -> None:
-    """Train on handwritten digits, naturally and robustly, and attack both: two minutes, no download."""
+    """Train on handwritten digits, naturally and robustly, and attack both: a minute or two, no download."""
     from ..console import Console
     from ..demo import run_demo, table, write_pages
     from ..settings import check, nearest

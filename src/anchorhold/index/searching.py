@@ -1,6 +1,7 @@
 """search(): the nearest images of an index to a query image."""
 
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +62,7 @@ def search(
     The query goes the way of the indexed images: same model, same square, same crop. `model` says where the model
     lies now, where it has moved or was given as a module; one with other weights is refused.
     """
-    check(k >= 1, f"k must be at least 1, got {k}")
+    check(isinstance(k, Integral) and k >= 1, f"k must be at least 1, and whole, got {k!r}")
     check(backend in ("exact", "faiss"), f"backend is {backend!r}; choose exact or faiss")
     (faiss,) = need("faiss", "faiss") if backend == "faiss" else (None,)
     index = index if isinstance(index, Index) else Index(index)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,12 @@ class Embedder(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        sides = (size, size) if isinstance(size, int) else tuple(size or (usual_size(backbone),) * 2)
-        if channels < 1 or (dim or 0) < 0 or len(sides) != 2 or min(sides) < 1:
-            raise SettingsError(f"channels ({channels}), dim ({dim}) and size ({size}) have to be positive")
+        sides = tuple(size or (usual_size(backbone),) * 2) if isinstance(size, Sequence | None) else (size, size)
+        whole = all(isinstance(number, Integral) for number in (channels, dim or 0, *sides))
+        if not whole or channels < 1 or (dim or 0) < 0 or len(sides) != 2 or min(sides) < 1:
+            raise SettingsError(
+                f"channels ({channels!r}), dim ({dim!r}) and size ({size!r}) have to be positive whole numbers"
+            )
         saved = None if weights is None else saved_config(weights)
         if saved is not None and saved["channels"] == channels:
             mean, std = (_agreed(what, given, saved, weights) for what, given in (("mean", mean), ("std", std)))
@@ -67,13 +71,13 @@ class Embedder(nn.Module):
         std = _per_channel("std", std, _IMAGENET_STD if channels == 3 else (1.0,) * channels, channels)
         if min(std) <= 0:
             raise SettingsError(f"std has to be positive in every channel, not {list(std)}")
-        self.size = (sides[0], sides[1])
+        self.size = (int(sides[0]), int(sides[1]))
         self.config: dict[str, Any] = {
             "backbone": backbone,
-            "dim": dim or 0,
+            "dim": int(dim or 0),
             "mean": mean,
             "std": std,
-            "channels": channels,
+            "channels": int(channels),
             "size": list(self.size),
             "freeze_batchnorm": freeze_batchnorm,
             "seed": seed,

@@ -10,6 +10,7 @@ and cannot move again. It leaves the batch, and the result is the same as if it 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Literal, get_args
 
 import torch
@@ -106,6 +107,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")
+        check(isinstance(self.alpha, Real), f"alpha is a number such as 1 / 255, not {self.alpha!r}")
         check(self.alpha >= 0, f"alpha must not be negative, got {self.alpha}")
         check(self.restarts >= 1, f"restarts must be at least 1, got {self.restarts}")
         for name, kind in (("start", Start), ("keep", Keep), ("schedule", Schedule), ("rule", Rule)):

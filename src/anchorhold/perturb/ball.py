@@ -1,6 +1,7 @@
 """Where a perturbed image may lie: within ε of the clean one, and within the range of pixels."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ class Ball:
 
     def __post_init__(self) -> None:
         check(self.norm in ("linf", "l2"), f"norm {self.norm!r}; there are: linf, l2")
+        check(isinstance(self.eps, Real), f"ε is a number such as 8 / 255, not {self.eps!r}")
         check(self.eps >= 0, f"ε must not be negative, got {self.eps}")
 
     def project(self, x: Tensor, clean: Tensor) -> Tensor:
