@@ -385,6 +385,7 @@ def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_p
         (model, digits, {"eps": 0.2}, "eps"),
         (model, digits, {"limit": 50}, "limit"),  # of the same data
         (model, digits.keep(torch.arange(100)), {}, "data"),
+        (model, dataclasses.replace(digits, images=digits.images.flip(1)), {}, "data"),  # as many, and of the same name
         (Embedder("small", 16, channels=1, size=8, seed=1).double(), digits, {}, "model"),
     ]
     for other, data, changes, words in others:

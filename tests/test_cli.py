@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from anchorhold import cli
+from tests.report.invented import a_run
 
 QUICK = ["--set", "train.epochs=1", "--set", "batch.pairs=64", "--set", "model.dim=8", "--device", "cpu"]
 
@@ -159,11 +161,14 @@ def test_ctrl_c_is_one_word(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         (["train", "digits", "--recipe", "natural", *QUICK, "--out", "runs/a"], 0),
         (["recipes"], 0),
         (["resume", "x"], 2),
+        (["compare", "compared", "--out", "z.md"], 0),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 @pytest.mark.parametrize("closed", ["stdout", "both"])
 def test_a_reader_who_has_gone_ends_no_work(tmp_path: Path, arguments: list[str], code: int, closed: str) -> None:
+    a_run(tmp_path / "compared" / "a")
+    (tmp_path / "compared" / "run.json").write_text("{")  # which has to be told
     reads, writes = os.pipe()
     os.close(reads)
     done = subprocess.run(
@@ -180,6 +185,24 @@ def test_a_reader_who_has_gone_ends_no_work(tmp_path: Path, arguments: list[str]
     if arguments[0] == "train":
         assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "done"
         assert (tmp_path / "runs/a/model.safetensors").exists()
+    assert arguments[0] != "compare" or (tmp_path / "z.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["recipes"], 0), (["resume", "x"], 2), (["train", "dgits"], 2)], ids=str
+)
+@pytest.mark.parametrize("closed", [[2], [1, 2]])
+def test_where_nobody_listens_the_exit_code_is_the_same(arguments: list[str], code: int, closed: list[int]) -> None:
+    """As under a service manager: standard error, or both, are closed from the beginning."""
+    words = " ".join(map(shlex.quote, [sys.executable, "-m", "anchorhold", *arguments]))
+    done = subprocess.run(
+        ["sh", "-c", f"{words} {' '.join(f'{each}>&-' for each in closed)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert closed == [1, 2] or done.stdout  # an error too: standard output is left
 
 
 def test_recipes_and_doctor(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

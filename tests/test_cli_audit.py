@@ -91,7 +91,7 @@ def test_a_folder_is_audited_on_the_test_split_that_a_run_made_of_it(
     for model in ("run", "run/model.safetensors"):
         code, out, err = run(capsys, monkeypatch, "audit", model, *quick)
         assert code == 0 and "8 of 8 queries against 8 images of 2 classes" in out, err
-        assert "run was trained on a part of photos: its test split, unseen in training, is audited" in err
+        assert "run was trained on a part of photos: the test split, which it has never seen, is audited" in err
         assert "2 of its 8 classes are held out for test" in err and "classes of photos are audited" not in err
     found = json.loads((tmp_path / "a" / "audit.json").read_text())
     assert found["data"]["query"]["fingerprint"] == own.fingerprint()  # by which compare knows it, unless held out

@@ -47,13 +47,16 @@ def test_a_strong_audit_and_its_receipts(capsys: Any, monkeypatch: pytest.Monkey
     assert code == 2 and "there are no receipts in nowhere" in err
 
 
+@pytest.mark.parametrize(("kind", "data"), [("folder", "photos"), ("csv", "some.csv")])
 def test_receipts_of_the_test_split_that_a_run_made_of_a_folder(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, data: str
 ) -> None:
     photographs(tmp_path, "abcdefgh")
+    rows = [f"photos/{name}/{index}.png,{name}" for name in "abcdefgh" for index in range(4)]
+    (tmp_path / "some.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     Embedder("small", 8, size=8).save(tmp_path / "run" / "model.safetensors")
-    Run("run").write_json({"schema": SCHEMA, "data": {"test": dataset("folder", "photos").test.fingerprint()}})
-    here = ["--data", "photos", "--device", "cpu"]
+    Run("run").write_json({"schema": SCHEMA, "data": {"test": dataset(kind, data).test.fingerprint()}})
+    here = ["--data", data, "--device", "cpu"]
     options = ["--attacks", "GTM", "--steps", "1", "--strength", "strong", "--out", "a"]
     code, out, err = run(capsys, monkeypatch, "audit", "run", *here, *options)
     assert code == 0 and "8 of 8 queries" in out, err
@@ -61,6 +64,11 @@ def test_receipts_of_the_test_split_that_a_run_made_of_a_folder(
     for model in ("run", "alone.safetensors"):
         code, out, err = run(capsys, monkeypatch, "verify", "a", "--model", model, *here)
         assert code == 0 and out.startswith("8 images of 1 goals hold: recall"), err
+        assert f"samples of {kind}/test (8 images of 2 classes)" in " ".join(out.split())
+    code, out, err = run(capsys, monkeypatch, "audit", "run", *here, *options[:4], "--out", "a")
+    assert code == 2 and "a is a strong audit with receipts" in err  # which would not belong to it any more
+    if kind == "csv":
+        return
     shutil.rmtree("photos")
     photographs(tmp_path)  # too few classes to hold some out
     code, out, err = run(capsys, monkeypatch, "verify", "a", "--model", "run", *here)

@@ -292,7 +292,7 @@ def transfer_beats_white_box(probe: Probe) -> Flag | None:
 def strong_below_standard(probe: Probe) -> Flag | None:
     """A strong audit that leaves far less than the standard one."""
     standard, strong = probe.strong.get("standard", 0.0), probe.strong.get("strong", 0.0)
-    apart = abs(standard - strong)
+    apart = round(abs(standard - strong), 6)  # both are rounded: what is left is not to be decided by the last bit
     if apart > OVERSTATED:
         what = probe.strong.get("what", "ERS")
         said = f"{what} is {strong:.1f} under strong attacks and {standard:.1f} under standard ones"

@@ -62,11 +62,13 @@ class Console:
     EVERY = 10.0  # seconds between plain lines
 
     def say(self, text: str) -> None:
-        Patient(sys.stderr).write(f"{text}\n")
+        stream = sys.stderr or sys.stdout  # either is None where it is closed, as by 2>&-
+        if stream is not None:
+            Patient(stream).write(f"{text}\n")
 
     @contextmanager
     def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             with self._bar(name, total, done) as advance:
                 yield advance
         else:

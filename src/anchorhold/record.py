@@ -58,7 +58,7 @@ def atomic(path: Path, before: Path | None = None) -> Iterator[Path]:
                 f"the disk is full: {path} was not written, what was there before is intact; free some space, then {on}"
             ) from None
         if isinstance(error, OSError):
-            reason = f"{path.parent} is a file" if path.parent.is_file() else error.strerror or error
+            reason = f"{path.parent} is a file" if os.path.isfile(path.parent) else error.strerror or error
             raise RunError(f"cannot write {path}: {reason}; choose another place") from None
         raise
 

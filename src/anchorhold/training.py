@@ -66,7 +66,9 @@ def fit(
     {"train": {"epochs": 3}} or {"train.epochs": 3}; `settings` replaces recipe and overrides.
     `row` names the published row that the settings are of, for the record.
     """
-    data = data if isinstance(data, Dataset) else dataset(data)
+    if not isinstance(data, Dataset):
+        said = nested(overrides or {}).get("data", {})
+        data = dataset(data, said.get("root"), held_out=said.get("held_out", 0))
     if settings is None:
         settings = settings_from(recipe, with_data(overrides or {}, data))
     check(

@@ -9,6 +9,7 @@ that was stopped goes on with the batches that have none; its numbers are those 
 is written, and the schema of audit.json, is described in `verdict`.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -140,7 +141,12 @@ def audit(
     second model to transfer from. `epsilons` make a curve, and with `until` more queries are attacked until the
     interval of ERS is that many points to either side. `examine` looks for flags at the end; None leaves that out.
     """
-    check(out is None or not Path(out).is_file(), f"{out} is a file, and an audit a folder: choose another place")
+    check(out is None or not os.path.isfile(out), f"{out} is a file, and an audit a folder: choose another place")
+    check(
+        out is None or strength == "strong" or not os.path.isdir(Path(out) / "receipts"),
+        f"{out} is a strong audit with receipts, which this one would leave without: say strength strong again, "
+        "or choose another place",
+    )
     check(attacks is None or len(attacks) > 0, "attacks names none: give some, such as CA+ and ES, or leave it out")
     one = (protocols,) if isinstance(protocols, str) else protocols
     chosen: dict[str, dict[str, Any]] = {

@@ -48,6 +48,7 @@ class Verified:
     eps: float
     seed: int
     limit: int
+    of: str  # the images they are of, in words
     beside: bool  # whether audit.json was there to compare with
     problems: tuple[str, ...] = ()
 
@@ -58,7 +59,7 @@ class Verified:
         told = same if self.beside else "there is no audit.json to compare with"
         return (
             f"{self.images} images of {len(self.means)} goals hold: {goals}\n"
-            f"ε = {fraction(self.eps)}, seed {self.seed}, of {many}; measures within {AGREES:g}; {told}"
+            f"ε = {fraction(self.eps)}, seed {self.seed}, {many} of {self.of}; measures within {AGREES:g}; {told}"
         )
 
 
@@ -97,7 +98,9 @@ def verify(
             for name, task in goals.items():
                 means[name + _unusual(task)] = bench.check(name, task, told["receipts"][name])
     count = sum(len(entries) for entries in told["receipts"].values())
-    return Verified(count, means, told["eps"], told["seed"], told["limit"], beside, tuple(problems))
+    split = material.query.split
+    of = f"{split.name} ({len(split):,} images of {len(torch.unique(split.labels)):,} classes)"
+    return Verified(count, means, told["eps"], told["seed"], told["limit"], of, beside, tuple(problems))
 
 
 def _meant(data: Data, told: Mapping[str, Any]) -> Data:

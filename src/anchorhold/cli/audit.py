@@ -200,11 +200,11 @@ def _model(spec: str, mean: str, std: str, size: str, option: str = "--") -> Any
 
 def _data(name: str, root: Path | None, held_out: int = 0, models: Sequence[str] = ()) -> Any:
     """A data set by name; a folder or a CSV, of which audits take what a model was not trained on, or else all."""
-    from ..data.datasets import dataset
+    from ..data.datasets import DATASETS, dataset
     from ..settings import check
 
     check(held_out >= 0, f"--held-out {held_out}: say how many training classes to test on, 2 or more")
-    whole = root is None and not held_out and (Path(name).is_dir() or name.endswith(".csv"))
+    whole = root is None and not held_out and name not in DATASETS and (Path(name).is_dir() or name.endswith(".csv"))
     if not whole:
         return dataset(name, root, held_out=held_out)
     return next((own for own in (_tested_on(name, model) for model in models) if own is not None), name)
@@ -229,7 +229,7 @@ def _tested_on(name: str, model: str) -> Any:
         return None
     if known.test.fingerprint() != dig(info, "data", "test"):
         return None
-    note = f"{place} was trained on a part of {name}: its test split, unseen in training, is audited"
+    note = f"{place} was trained on a part of {name}: the test split, which it has never seen, is audited"
     return replace(own, notes=(note, *own.notes))
 
 

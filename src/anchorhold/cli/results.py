@@ -222,8 +222,10 @@ def _entries(folders: list[Path]) -> "tuple[Entry, ...]":
 
 
 def _warn(lines: tuple[str, ...]) -> None:
+    from ..console import Console
+
     for line in lines:
-        print(line, file=sys.stderr)
+        Console().say(line)
 
 
 _ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv"}
