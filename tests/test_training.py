@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import anchorhold as ah
 from anchorhold.defences import DEFENCES, Defence, Step
 from anchorhold.defences.natural import NaturalSettings
-from anchorhold.errors import Interrupted, RunError, SettingsError
+from anchorhold.errors import DataError, Interrupted, RunError, SettingsError
 from anchorhold.settings import settings_from
 
 TINY: dict[str, Any] = {
@@ -331,6 +331,10 @@ def test_data_by_name_and_overrides_with_dots(digits: ah.Dataset, tmp_path: Path
     sections = {"train": {"epochs": 1}, "model": {"dim": 8}, "data": {"flip": True}}
     ah.fit(None, digits, "natural", tmp_path / "b", overrides=sections, device="cpu")
     assert same(tmp_path / "a", tmp_path / "b")
+    with pytest.raises(DataError, match=r"elsewhere/images.txt is missing"):
+        ah.fit(None, "cub", "natural", tmp_path / "c", overrides={"data.root": str(tmp_path / "elsewhere")})
+    run = ah.fit(None, "digits", "natural", tmp_path / "d", overrides={**dotted, "data.held_out": 2}, device="cpu")
+    assert run.read_json()["settings"]["data"]["held_out"] == 2
     with pytest.raises(SettingsError, match=r"a data set is one of .* and not a tuple$"):
         ah.fit(None, (1, 2), "natural", tmp_path / "c")  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="overrides is a dict"):
