@@ -30,12 +30,12 @@ from anchorhold.data.batches import pair_batches
 from anchorhold.data.store import decode
 from anchorhold.defences.hardness import lga, raise_hardness
 from anchorhold.geometry import unit
+from anchorhold.layers import settings_from
 from anchorhold.model.frozen import frozen
 from anchorhold.perturb.ascend import Budget, Objective, ascend
 from anchorhold.perturb.ball import Ball
 from anchorhold.random import Key
 from anchorhold.record import Run, provenance
-from anchorhold.settings import settings_from
 from anchorhold.triplets import SAMPLERS, candidates, mine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -13,9 +13,9 @@ from anchorhold.console import Silent
 from anchorhold.demo_gaussians import ATTACKS, EPS, SIDE, attacked, pictures, run_gaussians, table
 from anchorhold.errors import RunError, SettingsError
 from anchorhold.geometry import euclidean
+from anchorhold.layers import settings_from
 from anchorhold.model.embedder import Embedder, load_embedder
 from anchorhold.random import Key
-from anchorhold.settings import settings_from
 
 QUICK: dict[str, Any] = {"train": {"epochs": 1}, "optimiser": {"lr": 1e-4}}
 

@@ -11,8 +11,9 @@ import pytest
 
 from anchorhold import cli
 from anchorhold.errors import SettingsError
+from anchorhold.layers import settings_from, to_dict
 from anchorhold.rows import Row, check_row, row_named, row_settings, rows
-from anchorhold.settings import Settings, settings_from, to_dict
+from anchorhold.settings import Settings
 
 ROWS = rows()
 SAMPLERS = {"R": "random", "M": "semihard", "S": "softhard", "D": "distance", "H": "hardest"}

@@ -8,6 +8,7 @@ import pytest
 from anchorhold.defences import DEFENCES, Defence
 from anchorhold.defences.hardness import HardnessSettings
 from anchorhold.errors import SettingsError
+from anchorhold.layers import build, nested, parse_assignments, recipe_names, recipe_text, settings_from, to_dict
 from anchorhold.perturb.ascend import Budget
 from anchorhold.settings import (
     BatchSettings,
@@ -16,14 +17,7 @@ from anchorhold.settings import (
     OptimiserSettings,
     Schedule,
     TrainSettings,
-    build,
     falling,
-    nested,
-    parse_assignments,
-    recipe_names,
-    recipe_text,
-    settings_from,
-    to_dict,
 )
 
 

@@ -9,9 +9,9 @@ import pytest
 from anchorhold import sweeping
 from anchorhold.data.datasets import Dataset, dataset
 from anchorhold.errors import Interrupted, RunError, SettingsError
+from anchorhold.layers import to_dict
 from anchorhold.record import Run
 from anchorhold.report.tables import Mean
-from anchorhold.settings import to_dict
 from anchorhold.sweeping import parse_vary, points, sweep
 
 QUICK = {

@@ -18,7 +18,7 @@ import anchorhold as ah
 from anchorhold.defences import DEFENCES, Defence, Step
 from anchorhold.defences.natural import NaturalSettings
 from anchorhold.errors import DataError, Interrupted, RunError, SettingsError
-from anchorhold.settings import settings_from
+from anchorhold.layers import settings_from
 
 TINY: dict[str, Any] = {
     "train": {"epochs": 2, "evaluate_every": 1, "checkpoint_seconds": 0, "collapse_warmup": 9},

@@ -11,13 +11,13 @@ import torch
 from .console import Report
 from .data.datasets import dataset
 from .errors import RunError
+from .layers import settings_from
 from .model.embedder import load_embedder
 from .monitors import load_images, recall_under_attack, retrieval
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .record import Run, atomic, provenance
-from .settings import settings_from
 from .training import fit
 
 __all__ = ["EPSILONS", "run_demo", "table", "write_pages"]

@@ -21,13 +21,14 @@ from .console import Report
 from .data.datasets import Dataset, Split, dataset
 from .errors import RunError
 from .geometry import euclidean, retrieve
+from .layers import settings_from
 from .model.embedder import Embedder, load_embedder
 from .model.frozen import embed_all, frozen
 from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .record import Run, atomic, provenance
-from .settings import Settings, check, settings_from
+from .settings import Settings, check
 from .training import fit
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from importlib import resources
 from typing import Any
 
 from .errors import SettingsError
-from .settings import Settings, check, nearest, parse_assignments
+from .layers import parse_assignments
+from .settings import Settings, check, nearest
 
 __all__ = ["Row", "check_row", "row_named", "row_settings", "rows"]
 

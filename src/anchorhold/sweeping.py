@@ -23,13 +23,14 @@ from .auditing import AuditSettings, audit
 from .console import Report, Silent
 from .data.datasets import Dataset
 from .errors import AnchorholdError, Interrupted, RunError
+from .layers import build, settings_from, to_dict
 from .model.embedder import load_embedder
 from .record import Run, atomic
 from .report.collect import collect, dig
 from .report.compare import leaves, matrix, runs_table
 from .report.plots import plot_against
 from .report.tables import Table, called, render
-from .settings import Settings, build, check, settings_from, to_dict
+from .settings import Settings, check
 from .training import fit, resume, with_data
 
 __all__ = ["Point", "Swept", "parse_vary", "points", "sweep"]

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from . import checkpoint
-from . import settings as _settings
 from .checkpoint import Meters, Progress
 from .console import Report, Silent, duration
 from .data.batches import class_batches, pair_batches
@@ -28,6 +27,7 @@ from .data.datasets import Dataset, dataset
 from .defences import DEFENCES, Batch, Inner, Step
 from .device import compiles, computing, device_named
 from .errors import Interrupted, RunError
+from .layers import build, nested, settings_from, to_dict
 from .model.average import Average
 from .model.embedder import Embedder
 from .model.graphed import Graphed
@@ -39,7 +39,7 @@ from .perturb.ball import Ball
 from .random import Key
 from .ranks import Ranks, joined
 from .record import Run, provenance
-from .settings import Settings, check, falling, nested, settings_from, to_dict
+from .settings import Settings, check, falling
 from .stopping import check_finite, judge_canary, judge_collapse, stop_on_signal
 
 __all__ = ["fit", "resume", "with_data"]
@@ -136,7 +136,7 @@ def resume(
         if run.load() is None:
             raise RunError(f"{run.path} is done, but has neither its model nor a checkpoint any more: train anew")
         report.say(f"{run.path} has lost {EXPORT}, which is written anew from its last checkpoint")
-    settings = _settings.build(info["settings"])
+    settings = build(info["settings"])
     data = data or dataset(settings.data.name, root or settings.data.root or None, held_out=settings.data.held_out)
     seen = {"train": data.train.fingerprint(), "test": data.test.fingerprint()}
     if any(info["data"][split] != mark for split, mark in seen.items()):

@@ -16,9 +16,9 @@ from anchorhold.defences import DEFENCES, Defence, Step
 from anchorhold.defences.adml import AdmlSettings, adversarial_metric_learning, all_at_once, worst_case
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
+from anchorhold.layers import settings_from
 from anchorhold.perturb.ascend import Budget, ascend
 from anchorhold.perturb.ball import Ball
-from anchorhold.settings import settings_from
 from anchorhold.triplets import Triplets
 from tests.analytic import linear_embedder, tanh_embedder
 from tests.defences.test_hardness import KEY, make_step, train

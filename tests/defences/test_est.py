@@ -25,10 +25,10 @@ from anchorhold.defences.est import (
 from anchorhold.defences.natural import NaturalSettings, natural
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
+from anchorhold.layers import settings_from
 from anchorhold.model.frozen import frozen
 from anchorhold.perturb.ascend import Budget, ascend
 from anchorhold.perturb.ball import Ball
-from anchorhold.settings import settings_from
 from anchorhold.triplets import hardness
 from tests.analytic import tanh_embedder
 from tests.defences.test_hardness import KEY, make_step, spied, train

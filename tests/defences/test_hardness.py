@@ -16,8 +16,8 @@ from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation
 from anchorhold.defences.natural import NaturalSettings, natural
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
+from anchorhold.layers import parse_assignments, settings_from
 from anchorhold.random import Key
-from anchorhold.settings import parse_assignments, settings_from
 from anchorhold.triplets import SAMPLERS, hardness
 
 KEY = Key.of(3)

@@ -17,11 +17,11 @@ from anchorhold.defences import DEFENCES, Inner
 from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation, raise_hardness
 from anchorhold.device import compiles
 from anchorhold.errors import RunError, SettingsError
+from anchorhold.layers import settings_from
 from anchorhold.model.average import Average
 from anchorhold.monitors import load_images, signs_of_collapse
 from anchorhold.random import Key
 from anchorhold.record import Run
-from anchorhold.settings import settings_from
 from anchorhold.stopping import CANARY, judge_canary
 from tests import reference
 from tests.defences.test_hardness import make_step

@@ -28,9 +28,9 @@ from anchorhold.defences.tride import (
 )
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
+from anchorhold.layers import settings_from
 from anchorhold.perturb.ascend import Ascent, Budget, ascend
 from anchorhold.perturb.ball import Ball
-from anchorhold.settings import settings_from
 from anchorhold.triplets import collapseness, hardness
 from tests.analytic import draw, tanh_embedder
 from tests.defences.test_hardness import KEY, make_step, train

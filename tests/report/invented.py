@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from anchorhold.auditing.verdict import SCHEMA
+from anchorhold.layers import settings_from, to_dict
 from anchorhold.record import Run
 from anchorhold.scores import ERS_COLUMNS
-from anchorhold.settings import settings_from, to_dict
 
 CONFIG = {"backbone": "small", "dim": 16}
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from anchorhold.errors import RunError, SettingsError
+from anchorhold.layers import settings_from, to_dict
 from anchorhold.report.collect import Entry, collect
 from anchorhold.report.compare import matrix, runs_table
 from anchorhold.report.entangled import entanglement
 from anchorhold.report.methods import method_of
 from anchorhold.report.tables import Estimate, Link, Mean, Table, plain, render
-from anchorhold.settings import settings_from, to_dict
 from tests.report.invented import a_run, an_audit, flat_rows
 
 

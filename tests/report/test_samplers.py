@@ -6,9 +6,10 @@ import torch
 from anchorhold.data.batches import pair_batches
 from anchorhold.data.datasets import Dataset, dataset
 from anchorhold.errors import SettingsError
+from anchorhold.layers import settings_from
 from anchorhold.random import Key
 from anchorhold.report.samplers import sampler_hardness, sampler_table
-from anchorhold.settings import Settings, settings_from
+from anchorhold.settings import Settings
 from anchorhold.training import build_model
 
 

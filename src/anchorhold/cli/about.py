@@ -15,7 +15,8 @@ def recipes(
     """List the recipes, show one (`recipes show hm-lga`), or list the papers' rows (`recipes rows t6/cub`)."""
     import tomllib
 
-    from ..settings import check, recipe_names, recipe_text
+    from ..layers import recipe_names, recipe_text
+    from ..settings import check
 
     if action == "rows":
         _list_rows(name)

@@ -154,7 +154,7 @@ def sweep(
     """Train and audit a run for every value of a setting, then compare them in a table and a figure."""
     from ..console import Console
     from ..data.datasets import dataset
-    from ..settings import parse_assignments
+    from ..layers import parse_assignments
     from ..sweeping import parse_vary, points
     from ..sweeping import sweep as run_sweep
 
@@ -202,8 +202,8 @@ def hardness(
     """Say how hard the triplets of each sampler are before any training (001 table 1)."""
     from ..console import Console
     from ..data.datasets import dataset
+    from ..layers import parse_assignments, settings_from
     from ..report.samplers import sampler_hardness, sampler_table
-    from ..settings import parse_assignments, settings_from
 
     changes = parse_assignments(set_)
     _put(changes, "model", "weights", "" if weights == "none" else weights)

@@ -63,8 +63,9 @@ def train(
     """Train a robust embedding model; everything about it goes into a run folder."""
     from ..console import Console
     from ..data.datasets import dataset
+    from ..layers import parse_assignments, settings_from
     from ..rows import check_row, row_named, row_settings
-    from ..settings import check, parse_assignments, settings_from
+    from ..settings import check
     from ..training import fit
 
     check(recipe is None or row is None, "--row brings its recipe along: leave out --recipe")

@@ -20,9 +20,9 @@ from typing import Any
 
 from ..auditing.verdict import SCHEMA as AUDIT_SCHEMA
 from ..errors import AnchorholdError, RunError, SettingsError
+from ..layers import build, to_dict
 from ..record import Run
 from ..rows import row_named
-from ..settings import build, to_dict
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ..attacks.run import BUDGETS
 from ..errors import AnchorholdError, SettingsError
+from ..layers import settings_from, to_dict
 from ..rows import Row, row_named, row_settings, rows
-from ..settings import settings_from, to_dict
 from .collect import Entry, dig
 
 __all__ = ["BAND", "ars_of", "departures", "gains_in_print", "plain_start_of", "rerun_of", "row_of", "verdict"]
