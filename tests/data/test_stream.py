@@ -418,7 +418,10 @@ def test_ctrl_c_in_a_terminal_saves_and_leaves_no_process(tmp_path: Path) -> Non
     assert child.stdout is not None and child.stdout.readline().startswith("about")
     os.killpg(child.pid, signal.SIGINT)
     said, errors = child.communicate(timeout=60)
-    assert said.startswith("Interrupted stopped and saved at step") and errors == ""
+    assert said.startswith("Interrupted stopped and saved at step")
+    # Python up to 3.11 may wake, at its own end, the thread of a pool that is just closing: it says so, and ends well.
+    known = "Exception ignored in: <module 'threading'" in errors and "thread_wakeup.wakeup()" in errors
+    assert errors == "" or (known and errors.count("Traceback") == 1)
     end = time.monotonic() + 10
     while time.monotonic() < end:
         try:
