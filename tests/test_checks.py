@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import anchorhold as ah
-from anchorhold.attacks import BALL, PGD, Scene
-from anchorhold.checks import FLAGS, Flag, examine
+from anchorhold import checks
+from anchorhold.attacks import BALL, PGD, Attacked, Scene, attack
+from anchorhold.checks import FLAGS, SAMPLES, UNBOUNDED_STEPS, Flag, examine, image_steps_at_most
 from anchorhold.data.datasets import Dataset
 from anchorhold.errors import DataError
 from anchorhold.geometry import unit
@@ -93,6 +95,25 @@ def test_sound_models_raise_nothing(natural: ah.Embedder, robust: ah.Embedder, b
     with frozen(natural) as one, frozen(robust) as other:
         for embed in (one, other, linear, lambda x: x.flatten(1) @ WEIGHT.T):
             assert look(embed, ball, budget) == {}
+
+
+@pytest.mark.parametrize(("steps", "samples"), [(8, 32), (100, 3)])
+def test_the_cost_is_known_before(monkeypatch: pytest.MonkeyPatch, steps: int, samples: int) -> None:
+    spent: list[Attacked] = []
+
+    def counted(*arguments: Any) -> Attacked:
+        spent.append(attack(*arguments))
+        return spent[-1]
+
+    monkeypatch.setattr(checks, "attack", counted)
+    budget = Budget(steps, 0.01)
+    look(linear, BALL, budget, samples=samples)
+    *shifts, unbounded = spent
+    ahead = image_steps_at_most(budget, samples)
+    # Who is lost under the attack that may draw any image leaves it; the others climb to the end.
+    assert sum(each.image_steps for each in shifts) == ahead - samples * UNBOUNDED_STEPS
+    assert 0 < unbounded.image_steps <= samples * UNBOUNDED_STEPS
+    assert image_steps_at_most(budget, 10**6) == image_steps_at_most(budget, SAMPLES)
 
 
 def test_a_circle_raises_nothing(tmp_path: Path) -> None:

@@ -94,6 +94,10 @@ def test_a_folder_of_photographs(capsys: Any, monkeypatch: pytest.MonkeyPatch, t
         (["train", "digits", "--weights", "missing.pth"], "no such file"),
         (["train", "digits", "--device", "cuda:77"], "CUDA"),
         (["train", "digits", "--device", "tpu"], "--device"),
+        (["train", "digits", "--out", "a" * 300], "aaa"),  # which the system refuses even to look for
+        (["train", "cub", "--root", "a" * 300], "aaa"),
+        (["audit", "a" * 300, "--data", "digits"], "aaa"),
+        (["compare", "a" * 300], "aaa"),
         (["resume", "nowhere"], "no run.json"),
         (["recipes", "show", "natrual"], "did you mean natural?"),
         (["recipes", "shwo", "natural"], "usage: anchorhold recipes"),
@@ -105,6 +109,17 @@ def test_mistakes_are_one_line_and_exit_two(
     code, _, err = run(capsys, monkeypatch, *arguments)
     assert code == 2, err
     assert err.startswith("error: ") and err.count("\n") == 1 and words in err
+
+
+def test_what_the_system_refuses_without_a_file_is_no_mistake_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("anchorhold.training.fit", refuse)
+    monkeypatch.setattr("anchorhold.cli.train.fit", refuse, raising=False)
+    monkeypatch.setattr(sys, "argv", ["anchorhold", "train", "digits"])
+    with pytest.raises(OSError, match="allocate"):
+        cli.main()
 
 
 @pytest.mark.parametrize("arguments", ["--debug resume nowhere", "resume nowhere --debug", "resume nowhere"])

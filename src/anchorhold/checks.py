@@ -28,10 +28,11 @@ from .perturb.ball import Ball
 from .random import Key
 from .scores import Interval
 
-__all__ = ["FLAGS", "Flag", "Probe", "examine"]
+__all__ = ["FLAGS", "Flag", "Probe", "examine", "image_steps_at_most"]
 
 SAMPLES = 64  # samples that are probed
 MOST_STEPS = 32  # of an attack with a longer budget only so many steps are tried, and four times so many
+UNBOUNDED_STEPS = 100  # of the attack that may draw any image
 
 QUARTER = 0.25  # share of samples: see above
 STILL = 1e-4  # shift, in parts of d̄, that is none
@@ -205,7 +206,7 @@ def eps_does_not_hurt(probe: Probe) -> Flag | None:
 def unbounded_attack_fails(probe: Probe) -> Flag | None:
     """Samples that stay right though any image in [0, 1] is allowed."""
     # From next to the clean image: a random one is mostly wrong already, and shows nothing about gradients.
-    anything, budget = Ball(1.0), Budget(100, 0.1, start="tiny", schedule="linear")
+    anything, budget = Ball(1.0), Budget(UNBOUNDED_STEPS, 0.1, start="tiny", schedule="linear")
     goal, right = ATTACKS["margin"]("corrected"), probe.right
     done = attack(probe.embed, probe.images, probe.scene, goal, probe.ids, anything, budget, probe.key)
     kept = float(done.measures["margin"][right].sum() / right.sum().clamp(min=1))
@@ -365,6 +366,11 @@ def examine(
     attackable = not unusable and min(ball.eps, budget.steps, budget.alpha) > 0
     flags = [raised(probe) for name, raised in FLAGS.items() if attackable or name in _ALWAYS]
     return [flag for flag in flags if flag is not None]
+
+
+def image_steps_at_most(budget: Budget, count: int) -> int:
+    """What `examine` may cost with so many images: ES in one step, in four times the budget's and twice in as many."""
+    return min(count, SAMPLES) * (1 + 6 * min(budget.steps, MOST_STEPS) + UNBOUNDED_STEPS)
 
 
 def _whole(probe: Probe) -> float:

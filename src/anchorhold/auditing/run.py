@@ -65,6 +65,7 @@ class Evidence:
     key: Key
     precision: Callable[[], AbstractContextManager[object]]
     audit: Audit  # everything but the flags
+    report: Report
 
     def images(self, count: int = 64) -> tuple[Tensor, Tensor]:
         """Some of the attacked queries, spread evenly, and their ids."""
@@ -85,6 +86,10 @@ def flags_of(evidence: Evidence) -> list[checks.Flag]:
     }
     values = {name: score.value for name, score in known.items()}
     doubts = (evidence.audit.strong or {}).get("doubts", {})
+    # Beside few queries this is most of the work, and nothing would be heard until the end.
+    cost, runs = checks.image_steps_at_most(settings.budget, len(images)), evidence.audit.runs
+    each = sum(run.seconds for run in runs) / max(sum(run.image_steps for run in runs), 1)
+    evidence.report.say(f"looking for reasons not to trust it: at most {cost:,} image-steps, {duration(each * cost)}")
     with evidence.precision():
         return checks.examine(
             evidence.embed,
@@ -311,7 +316,7 @@ def _audit(
         **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), about_model, about_data)),
     )
     if examine is not None:
-        evidence = Evidence(victim, embed, material, scene, attacked["query"], settings, key, climbing, found)
+        evidence = Evidence(victim, embed, material, scene, attacked["query"], settings, key, climbing, found, report)
         found = replace(found, flags=ranks.once(lambda: tuple(examine(evidence))))
     if out is not None and ranks.first:
         found.save(out)

@@ -34,11 +34,13 @@ class Commands(TyperGroup):
             if os.environ.get("RANK", "0") == "0":  # all ranks stop together
                 Console().say(str(error) or "stopped")
             raise typer.Exit(130) from None
-        except AnchorholdError as error:
-            if ctx.params["debug"]:
+        except (AnchorholdError, OSError) as error:
+            refused = not isinstance(error, AnchorholdError)  # by the system: no access, or a name too long to look for
+            if ctx.params["debug"] or (refused and not (error.filename and error.strerror)):
                 raise
+            text = f"{error.filename}: {error.strerror}; --debug says where it is needed" if refused else error
             rank = os.environ.get("RANK", "0")
-            Console().say(f"error{f' on rank {rank}' if rank != '0' else ''}: {error}")
+            Console().say(f"error{f' on rank {rank}' if rank != '0' else ''}: {text}")
             raise typer.Exit(2) from None
 
 

@@ -197,6 +197,7 @@ def _label(axis: "Axes", points: dict[_Shown, float], grey: Sequence[Point]) -> 
 
     Tried are places on circles around the mark; the axes must be drawn already, since sizes are in pixels.
     """
+    from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
     pixels = _DPI / 72
@@ -230,6 +231,7 @@ def _label(axis: "Axes", points: dict[_Shown, float], grey: Sequence[Point]) -> 
             fontsize=_LETTER,
             color=_colour(run),
             annotation_clip=False,
+            path_effects=[withStroke(linewidth=2, foreground="white")],  # the lines to print pass behind it
             zorder=5,
         )
         text.set_in_layout(False)
