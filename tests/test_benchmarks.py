@@ -28,7 +28,7 @@ def test_scale_measures_a_training_step_and_a_search(tmp_path: Path) -> None:
     assert [row["count"] for row in found["search"]] == [10_000, 100_000]
 
 
-@pytest.mark.parametrize("name", ["speed.py", "scale.py", "accuracy.py", "sensitivity.py"])
+@pytest.mark.parametrize("name", ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py"])
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")
     assert done.returncode == 0 and name in done.stdout
@@ -74,3 +74,14 @@ def test_distortion_compares_the_file_with_the_image_and_with_what_is_stored_fro
     monkeypatch.setattr(sensitivity, "again", lambda pixels, quality: pixels * 0 + quality)
     found = sensitivity.distortion(images_of_noise())
     assert (found["webp"], found["webp-55"]) == ((75 - 33) ** 2, (75 - 55) ** 2)
+
+
+def test_a_mixture_of_weights_lies_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    starts = importlib.import_module("starts")
+    one = {"w": torch.tensor([1.0, 2.0]).half(), "count": torch.tensor(7), "fc": torch.zeros(1)}
+    other = {"w": torch.tensor([3.0, 6.0]).half(), "count": torch.tensor(9)}
+    for share, wanted in ((0.0, [1.0, 2.0]), (0.25, [1.5, 3.0]), (1.0, [3.0, 6.0])):
+        made = starts.mixed(one, other, share)
+        assert made["w"].tolist() == wanted and made["w"].dtype == torch.float32
+        assert made["count"] == 7 and made.keys() == {"w", "count"}
