@@ -255,25 +255,37 @@ def test_the_page_on_speed_repeats_the_accuracy() -> None:
 
 def test_the_page_says_what_natural_training_depends_on() -> None:
     folder = ROOT / "results" / "cub"
-    found, estimate = (json.loads((folder / f"{name}.json").read_text()) for name in ("sensitivity", "distortion"))
-    assert all(file["commit"] and "dirty" not in file["commit"] for file in (found, estimate))
+    files = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("sensitivity", "sensitivity-55")}
+    estimate = json.loads((folder / "distortion.json").read_text())
+    assert all(file["commit"] and "dirty" not in file["commit"] for file in (*files.values(), estimate))
     metrics = (folder / "natural-112" / "metrics.jsonl").read_text().splitlines()
-    looks = {"as it is": [json.loads(line) for line in metrics], **found["sensitivity"]}
-    words = {"as it is": "as it is", "variances": "the variances that are", "webp": "images stored once more"}
+    looks = {"as it is": [json.loads(line) for line in metrics]}
+    for file in files.values():
+        looks |= file["sensitivity"]
+    words = {
+        "as it is": "as it is",
+        "variances": "the variances that are",
+        "webp-55": "images stored once more, as WebP of quality 55",
+        "webp": "images stored once more, as WebP of quality 33",
+    }
     r1 = {}
     for name, start in words.items():
         values = [look["r1"] for look in looks[name] if "r1" in look]
-        r1[name] = (values[-1], max(values))
+        r1[name] = (values[-1], max(values), sum(values) / len(values))
         (line,) = re.findall(rf"^\| {start}[^|]*\|(.*)\|$", PAGE, re.M)
         assert [cell.strip() for cell in line.split("|")] == [f"{value:.1f}" for value in r1[name]]
-    error = estimate["sensitivity"]["distortion"]
-    costs = [error["files"] / error["webp"] * (a - b) for a, b in zip(r1["as it is"], r1["webp"])]
     page = " ".join(PAGE.split())
-    assert f"error of {error['files']:.0f}, in levels of 255, against {error['webp']:.0f}" in page
-    assert f"as the files lost ({error['webp-55']:.0f})" in page and found["commit"] in page
-    assert f"cost {costs[0]:.1f} points at the end and {costs[1]:.1f} at the best look" in page
-    ends = [before + cost for before, cost in zip(r1["as it is"], costs)]
-    assert f"would then end at {ends[0]:.1f}, inside the band" in page and f"would be {ends[1]:.1f}, above" in page
+    assert all(file["commit"] in page for file in files.values())
+    error = estimate["sensitivity"]["distortion"]
+    assert f"a mean squared error of {error['files']:.0f}, in levels of 255" in page
+    assert f"takes {error['webp-55']:.0f} at quality 55 and {error['webp']:.0f} at quality 33" in page
+    lost = {name: [a - b for a, b in zip(r1["as it is"], values)] for name, values in r1.items()}
+    assert f"these two cost {lost['webp-55'][2]:.1f} and {lost['webp'][2]:.1f} points" in page
+    end, best, mean = (error["files"] / error["webp-55"] * each for each in lost["webp-55"])
+    assert f"{mean:.1f} points over the looks, {end:.1f} at the end and {best:.1f} at the best look" in page
+    last, highest, _ = r1["as it is"]
+    assert f"would then end at {last + end:.1f} to {last + mean:.1f}, where the band begins at {53.9 - 3:.1f}" in page
+    assert f"its best look would be {highest + best:.1f}, beside print's 53.9" in page
 
 
 def test_the_page_says_how_much_print_overstates() -> None:
@@ -308,6 +320,16 @@ def test_the_page_says_how_near_the_columns_come() -> None:
     assert f"(TMA within {apart['TMA']:.3f}, ES:D within {apart['ES:D']:.3f})".replace("0.0", ".0") in page
     told = {whose: "{}, {} and {}".format(*values) for whose, values in gtm.items()}
     assert f"leaves {told['here']} here and {told['print']} in 001, but {told['rerun']} in 000's rerun" in page
+
+
+def test_the_page_says_what_larger_batches_do_to_catride() -> None:
+    lines = {name_in(line): line for line in tables()["results/cub --table print"]}
+    runs = ("catride", "catride-112", "catride-112-1")
+    told = {name: (lines[name]["R@1"], lines[name]["ERS publ."]) for name in runs}
+    page = " ".join(PAGE.split())
+    assert "R@1 {} and ERS {}, ARS".format(*told["catride"]) in page
+    assert "falls further, to {}, and ERS stays at {}".format(*told["catride-112"]) in page
+    assert "with another seed {} and {}.".format(*told["catride-112-1"]) in page
 
 
 def test_with_ics_eight_steps_are_enough_for_thirteen_epochs() -> None:

@@ -104,6 +104,7 @@ def test_the_seed_decides_and_nothing_else(digits: ah.Dataset, tmp_path: Path) -
         {"optimiser": {"weight_decay": 0.1}},
         {"optimiser": {"schedule": "linear"}},
         {"batch": {"mining_pairs": 4}},
+        {"batch": {"distinct": True}},
         {"data": {"flip": False}},
         {"data": {"crop": 7}},
         {"defence": {"destination": "semihard"}},

@@ -65,6 +65,7 @@ class BatchSettings:
 
     kind: Literal["pairs", "classes"] = "pairs"  # the papers' pairs, or P classes × K instances
     pairs: int = 112  # 56 on each of two GPUs in the published code of 001: 3,975 steps on CUB (docs/results.md)
+    distinct: bool = False  # on, no pair is one image twice, as about one in sixty is on CUB in the published code
     classes: int = 28
     instances: int = 4
     mining_pairs: int = 56  # triplets are mined inside groups of this many pairs; 0 = the whole batch

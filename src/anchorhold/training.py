@@ -339,7 +339,7 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
     b = settings.batch
     if b.kind == "classes":
         return class_batches(images.split.labels, b.classes, b.instances, key)
-    return pair_batches(images.split.labels, b.pairs, key)
+    return pair_batches(images.split.labels, b.pairs, key, distinct=b.distinct)
 
 
 def _look(

@@ -30,13 +30,18 @@ def test_every_image_is_an_anchor_once_with_a_partner_of_its_class() -> None:
     assert torch.equal(LABELS[anchor], LABELS[partner])
 
 
-def test_partners_are_uniform_over_the_class_itself_included() -> None:
-    labels, epochs = torch.tensor([0, 1, 0, 0, 1, 0]), 4000
-    met = torch.zeros(6, 6)
+@pytest.mark.parametrize("distinct", [False, True])
+def test_partners_are_uniform_over_the_class_itself_included_unless_distinct(distinct: bool) -> None:
+    labels, epochs = torch.tensor([0, 1, 0, 0, 1, 0, 2]), 4000
+    met = torch.zeros(7, 7)
     for epoch in range(epochs):
-        anchor, partner = torch.cat(pair_batches(labels, 4, Key.of(5)("pairs", epoch))).reshape(-1, 2).T
+        batches = pair_batches(labels, 4, Key.of(5)("pairs", epoch), distinct=distinct)
+        anchor, partner = torch.cat(batches).reshape(-1, 2).T
         met[anchor, partner] += 1
     same = labels[:, None] == labels
+    if distinct:
+        same &= ~torch.eye(7, dtype=torch.bool)
+        same[6, 6] = True  # it is alone in its class
     wanted = same / same.sum(1, keepdim=True) * epochs
     assert (met[~same] == 0).all()
     assert ((met - wanted).abs() < 4.5 * wanted.sqrt())[same].all()

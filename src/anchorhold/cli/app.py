@@ -35,13 +35,21 @@ class Commands(TyperGroup):
                 Console().say(str(error) or "stopped")
             raise typer.Exit(130) from None
         except (AnchorholdError, OSError) as error:
-            refused = not isinstance(error, AnchorholdError)  # by the system: no access, or a name too long to look for
-            if ctx.params["debug"] or (refused and not (error.filename and error.strerror)):
+            text = _told(error)
+            if ctx.params["debug"] or not text:
                 raise
-            text = f"{error.filename}: {error.strerror}; --debug says where it is needed" if refused else error
             rank = os.environ.get("RANK", "0")
             Console().say(f"error{f' on rank {rank}' if rank != '0' else ''}: {text}")
             raise typer.Exit(2) from None
+
+
+def _told(error: AnchorholdError | OSError) -> str:
+    """The one line for an error that the user can mend; "" where a traceback says more."""
+    if isinstance(error, AnchorholdError):
+        return str(error)
+    # What the system refuses: no access, or a name that is too long even to look for.
+    known = error.filename and error.strerror
+    return f"{error.filename}: {error.strerror}; --debug says where it is needed" if known else ""
 
 
 app = typer.Typer(

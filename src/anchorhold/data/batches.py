@@ -20,11 +20,11 @@ def _members(labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return torch.argsort(places, stable=True), sizes.cumsum(0) - sizes, sizes, places
 
 
-def pair_batches(labels: Tensor, pairs: int, key: Key) -> list[Tensor]:
+def pair_batches(labels: Tensor, pairs: int, key: Key, *, distinct: bool = False) -> list[Tensor]:
     """One epoch of the papers' SPC-2 pairs: every image once, each with a partner of its class.
 
     A batch is a flat list of ids a0, p0, a1, p1, …; the partner is uniform over the class, the image itself
-    included, and the last batch may be short.
+    included unless `distinct` and the class has another, and the last batch may be short.
 
     >>> [len(batch) for batch in pair_batches(torch.tensor([0, 0, 1, 1, 1]), pairs=2, key=Key.of(0))]
     [4, 4, 2]
@@ -33,7 +33,13 @@ def pair_batches(labels: Tensor, pairs: int, key: Key) -> list[Tensor]:
         raise SettingsError(f"a batch of {pairs} pairs is none; ask for 1 or more")
     by_class, first, sizes, places = _members(labels)
     ids = torch.arange(len(labels), device=labels.device)
-    partner = by_class[first[places] + key("partner").integers(ids, sizes[places])]
+    first, sizes = first[places], sizes[places]
+    if distinct:
+        itself = torch.empty_like(by_class).scatter_(0, by_class, ids) - first
+        among = (itself + 1 + key("partner").integers(ids, (sizes - 1).clamp(min=1))) % sizes
+    else:
+        among = key("partner").integers(ids, sizes)
+    partner = by_class[first + among]
     anchor = key("order").permutation(len(labels), labels.device)
     epoch = torch.stack([anchor, partner[anchor]], dim=1).reshape(-1)
     return list(torch.split(epoch, 2 * pairs))

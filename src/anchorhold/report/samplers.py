@@ -66,7 +66,7 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
     b = settings.batch
     if b.kind == "classes":
         return class_batches(images.split.labels, b.classes, b.instances, key)
-    plan = pair_batches(images.split.labels, b.pairs, key)
+    plan = pair_batches(images.split.labels, b.pairs, key, distinct=b.distinct)
     return [ids for ids in plan if len(ids) == len(plan[0])]
 
 
