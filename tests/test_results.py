@@ -330,6 +330,32 @@ def test_the_page_says_what_larger_batches_do_to_catride() -> None:
     assert "R@1 {} and ERS {}, ARS".format(*told["catride"]) in page
     assert "falls further, to {}, and ERS stays at {}".format(*told["catride-112"]) in page
     assert "with another seed {} and {}.".format(*told["catride-112-1"]) in page
+    logs = [
+        [json.loads(line) for line in (ROOT / "results" / "cub" / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("catride", "catride-112")
+    ]
+    below = [f"{log[0]['hardness_before'] - log[0]['collapseness_before']:.3f}"[1:] for log in logs]
+    assert "C lies {} under the mean hardness H with 56 pairs and {} with 112".format(*below) in page
+    (few, many) = ([row["hardness_after"] for row in log[1:5]] for log in logs)
+    reached = [f"{value:.3f}"[1:] for value in (min(many), max(many), max(few))]
+    assert "H = {} to {} in the epochs from the second to the fifth, with 56 to {} at most".format(*reached) in page
+    apart = [f"{log[4]['mean_distance']:.3f}"[1:] for log in reversed(logs)]
+    assert "after five epochs the mean distance of embeddings is down to {} and {}".format(*apart) in page
+
+
+def test_the_page_says_what_the_starts_are_worth() -> None:
+    found = json.loads((ROOT / "results" / "cub" / "starts.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"]
+    starts, page = found["starts"], " ".join(PAGE.split())
+    natural, robust = (f"{starts[f'{name}, test classes']['r1']:.1f}" for name in ("natural", "robust"))
+    assert f"features is {robust} on the test classes, of the ImageNet weights' {natural}. From" in page
+    for share in ("0", "0.25", "0.5", "0.75", "1"):
+        assert f"| {share} | {starts[share]['r1']:.1f} | {starts[share]['r1_attacked']:.1f} |" in PAGE
+    metrics = (ROOT / "results" / "cub" / "hm-lga-robust" / "metrics.jsonl").read_text().splitlines()
+    looks = [look["r1"] for look in map(json.loads, metrics) if "r1" in look]
+    assert f"R@1 is {looks[0]:.1f} after five epochs of HM[S, LGA], never more than {max(looks):.1f}" in page
+    (line,) = [line for line in tables()["results/cub --table print"] if name_in(line) == "hm-lga-robust"]
+    assert f"comes to **{line['R@1']} / {line['ERS publ.']}** (corrected {line['ERS corr.']})" in page
 
 
 def test_with_ics_eight_steps_are_enough_for_thirteen_epochs() -> None:
