@@ -31,18 +31,23 @@ def test_hardest_triplets_against_a_plain_loop(digits: Dataset) -> None:
     model = build_model(settings(), digits).eval()
     pixels, labels = digits.train.images, digits.train.labels
     assert pixels is not None
-    for ids, (mean, variance) in zip(whole[:2], found["hardest"]):
+    for ids, (mean, variance, near, far) in zip(whole[:2], found["hardest"]):
         images = pixels[ids].permute(0, 3, 1, 2).float() / (255 if pixels.dtype == torch.uint8 else 1)
         with torch.no_grad():
             e = model(images).double()
-        values = []
+        values, pairs = [], []
         for place in range(0, len(ids), 2):
             distances = (e[place] - e).norm(dim=1)
             others = distances[labels[ids] != labels[ids[place]]]
             values.append(distances[place + 1] - others.min())
+            pairs.append(torch.stack([distances[place + 1], others.min()]))
         h = torch.stack(values)
         assert mean.item() == pytest.approx(h.mean().item(), abs=1e-4)
         assert variance.item() == pytest.approx(h.var(correction=0).item(), abs=1e-4)
+        d = torch.stack(pairs)
+        for c, sign in ((near, -10), (far, 10)):
+            positive, negative = ((sign * d).exp() * d).sum(0) / (sign * d).exp().sum(0)
+            assert c.item() == pytest.approx((positive - negative).item(), abs=1e-4)
 
 
 def test_samplers_come_in_print_order_of_hardness(digits: Dataset) -> None:
@@ -61,11 +66,11 @@ def test_more_batches_than_an_epoch_has_are_new_ones(digits: Dataset) -> None:
     assert len(classes["random"]) == 2
 
 
-def test_both_variances_are_in_the_table() -> None:
-    rows = torch.tensor([[0.1, 0.5], [0.3, 0.8]], dtype=torch.float64)
+def test_both_variances_and_c_are_in_the_table() -> None:
+    rows = torch.tensor([[0.1, 0.5, -0.2, 0.1], [0.3, 0.8, -0.4, 0.2]], dtype=torch.float64)
     table = sampler_table({"random": rows, "hardest": rows + 1})
-    assert table.rows[0] == ("random", *(pytest.approx(value) for value in (0.2, 0.02, 0.65)))
-    assert table.rows[1] == ("hardest", *(pytest.approx(value) for value in (1.2, 0.02, 1.65)))
+    assert table.rows[0] == ("random", *(pytest.approx(value) for value in (0.2, 0.02, 0.65, -0.3, 0.15)))
+    assert table.rows[1] == ("hardest", *(pytest.approx(value) for value in (1.2, 0.02, 1.65, 0.7, 1.15)))
     assert sampler_table({"random": rows[:1]}).rows[0][2] is None  # one batch has no variance of means
 
 

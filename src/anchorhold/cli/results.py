@@ -199,7 +199,7 @@ def hardness(
     out: Annotated[Path | None, typer.Option(help="Write it there instead")] = None,
     device: Device = "auto",
 ) -> None:
-    """Say how hard the triplets of each sampler are before any training (001 table 1)."""
+    """Say how hard the triplets of each sampler are before any training (001 table 1), and their collapseness."""
     from ..console import Console
     from ..data.datasets import dataset
     from ..layers import parse_assignments, settings_from

@@ -1,4 +1,4 @@
-"""How hard the triplets are that each sampler finds, with a model that has not been trained (001 table 1)."""
+"""How hard the triplets of each sampler are, and their C, with a model that has not been trained (001 table 1)."""
 
 from collections.abc import Iterator, Mapping
 from itertools import count, islice
@@ -10,12 +10,13 @@ from ..console import Report, Silent
 from ..data.batches import class_batches, pair_batches
 from ..data.datasets import Dataset
 from ..device import device_named
+from ..geometry import euclidean
 from ..model.frozen import embed_all, frozen
 from ..monitors import Images, load_images
 from ..random import Key
 from ..settings import Settings, check
 from ..training import build_model
-from ..triplets import SAMPLERS, hardness, mine
+from ..triplets import SAMPLERS, collapseness, mine
 from .collect import number
 from .tables import Column, Table
 
@@ -30,7 +31,8 @@ def sampler_hardness(
     device: str = "auto",
     report: Report | None = None,
 ) -> dict[str, Tensor]:
-    """(batches, 2) for each sampler: mean and variance of H = d(a,p) − d(a,n) in each batch of clean training views.
+    """(batches, 4) for each sampler: of each batch of clean training views mean and variance of H = d(a,p) − d(a,n),
+    and its collapseness C at λ = 10, near pairs weighing most (002 equation 5) and far ones, as published code has it.
 
     The model is the one with which a training with these settings begins. `batches` 0 is one epoch; the short batch
     at its end is left out, since the mean of few triplets varies more.
@@ -47,8 +49,10 @@ def sampler_hardness(
             e, labels = embed_all(embed, [views]), images.labels[ids.to(where)]
             for name, rows in found.items():
                 chosen = mine(name, e, labels, own, group=settings.batch.mining_pairs, margin=margin)
-                h = hardness(e[chosen.anchor], e[chosen.positive], e[chosen.negative]).double()
-                rows.append(torch.stack([h.mean(), h.var(correction=0)]).cpu())
+                anchor, *others = e[torch.stack([chosen.anchor, chosen.positive, chosen.negative])].double()
+                positive, negative = (euclidean(anchor, other) for other in others)
+                h, c = positive - negative, [collapseness(positive, negative, far=far) for far in (False, True)]
+                rows.append(torch.stack([h.mean(), h.var(correction=0), *c]).cpu())
             advance(done, "")
     return {name: torch.stack(rows) for name, rows in found.items()}
 
@@ -71,16 +75,22 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
 
 
 def sampler_table(found: Mapping[str, Tensor]) -> Table:
-    """E[H], and its variance twice: of the means of the batches, as print has it, and of the triplets in a batch."""
+    """E[H], its variance twice: of the means of the batches, as print has it, and of the triplets in a batch; E[C]."""
     columns = (
         Column("sampler", "sampler"),
         Column("mean", "E[H]", 4),
         Column("variance", "Var[H] of batch means", 6),
         Column("within", "Var[H] within a batch", 6),
+        Column("c", "E[C]", 4),
+        Column("c_coded", "E[C] as coded", 4),
     )
     rows = tuple(
-        (name, means.mean().item(), number(means.var().item()) if len(means) > 1 else None, within.mean().item())
-        for name, (means, within) in ((name, rows.unbind(1)) for name, rows in found.items())
+        (name, mean, number(rows[:, 0].var().item()) if len(rows) > 1 else None, *others)
+        for name, rows, (mean, *others) in ((name, rows, rows.mean(0).tolist()) for name, rows in found.items())
     )
     many = len(next(iter(found.values())))
-    return Table(columns, rows, (f"H = d(a,p) − d(a,n) over {many:,} batches; 001 table 1 prints the first variance",))
+    notes = (
+        f"H = d(a,p) − d(a,n) over {many:,} batches; 001 table 1 prints the first variance",
+        "C is 002's collapseness, λ = 10; as coded, far pairs weigh most",
+    )
+    return Table(columns, rows, notes)
