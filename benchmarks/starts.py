@@ -68,10 +68,11 @@ def main() -> None:
         for held in (args.held_out, 0)
     )
     ends = load_file(args.natural), load_file(args.robust)
-    mixture = Path(tempfile.mkdtemp()) / "mixed.safetensors"
-    for share in SHARES:
-        save_file(mixed(*ends, share), mixture, {"format": "pt"})
-        made.keep(f"{share:g}", measured(str(mixture), held_out, args.queries))
+    with tempfile.TemporaryDirectory() as place:
+        mixture = Path(place) / "mixed.safetensors"
+        for share in SHARES:
+            save_file(mixed(*ends, share), mixture, {"format": "pt"})
+            made.keep(f"{share:g}", measured(str(mixture), held_out, args.queries))
     for name, file in (("natural, test classes", args.natural), ("robust, test classes", args.robust)):
         made.keep(name, measured(file, test, 0))
 

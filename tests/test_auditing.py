@@ -26,6 +26,7 @@ from anchorhold.auditing.outcomes import estimate
 from anchorhold.auditing.plan import NINE
 from anchorhold.auditing.run import Evidence
 from anchorhold.auditing.verdict import SCHEMA, Audit
+from anchorhold.console import Silent
 from anchorhold.data.datasets import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
 from anchorhold.metrics import evaluate
@@ -188,6 +189,19 @@ def test_the_model_is_left_as_it_was(digits: Split) -> None:
     assert [module.training for module in model.modules()] == modes
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("change", "cost"), [({}, 60 * (1 + 6 * 4 + 100)), ({"steps": 0}, 0), ({"eps": 0.0}, 0)])
+def test_what_the_checks_cost_is_said_before(model: Embedder, digits: Split, change: Any, cost: int) -> None:
+    told: list[str] = []
+
+    class Told(Silent):
+        def say(self, text: str) -> None:
+            told.append(text)
+
+    ah.audit(model, digits, **{**QUICK, "attacks": ["ES"], **change}, report=Told())
+    said = [line for line in told if "reasons not to trust" in line]
+    assert [f"up to {cost:,} image-steps, about " in line for line in said] == ([True] if cost else [])
 
 
 def test_flags_come_from_the_hook(model: Embedder, digits: Split) -> None:

@@ -109,11 +109,12 @@ def test_the_cost_is_known_before(monkeypatch: pytest.MonkeyPatch, steps: int, s
     budget = Budget(steps, 0.01)
     look(linear, BALL, budget, samples=samples)
     *shifts, unbounded = spent
-    ahead = image_steps_at_most(budget, samples)
+    ahead = image_steps_at_most(BALL, budget, samples)
     # Who is lost under the attack that may draw any image leaves it; the others climb to the end.
     assert sum(each.image_steps for each in shifts) == ahead - samples * UNBOUNDED_STEPS
     assert 0 < unbounded.image_steps <= samples * UNBOUNDED_STEPS
-    assert image_steps_at_most(budget, 10**6) == image_steps_at_most(budget, SAMPLES)
+    assert image_steps_at_most(BALL, budget, 10**6) == image_steps_at_most(BALL, budget, SAMPLES)
+    assert image_steps_at_most(Ball(0.0), budget, 9) == image_steps_at_most(BALL, Budget(0, 0.1), 9) == 0
 
 
 def test_a_circle_raises_nothing(tmp_path: Path) -> None:

@@ -122,6 +122,22 @@ def test_what_the_system_refuses_without_a_file_is_no_mistake_of_the_user(monkey
         cli.main()
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PermissionError(13, "Permission denied", "data/x"), "data/x: Permission denied; "),
+        (OSError(36 if sys.platform == "linux" else 63, "File name too long", "aaa"), "aaa: File name too long; "),
+        (OSError(28, "No space left on device"), "No space left on device; "),
+        (FileNotFoundError(2, "No such file or directory", "git"), ""),  # of a program or of the package: no user's
+    ],
+)
+def test_what_the_system_refuses_is_one_line(error: OSError, words: str) -> None:
+    from anchorhold.cli.app import _told
+
+    told = _told(error)
+    assert told.startswith(words) and bool(told) == bool(words)
+
+
 @pytest.mark.parametrize("arguments", ["--debug resume nowhere", "resume nowhere --debug", "resume nowhere"])
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
     from anchorhold.errors import RunError

@@ -1,5 +1,6 @@
 """The numbers in docs/results.md are those of the JSON files they name, and its tables are what compare makes."""
 
+import csv
 import json
 import re
 from itertools import pairwise
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 import anchorhold
@@ -283,9 +285,19 @@ def test_the_page_says_what_natural_training_depends_on() -> None:
     assert f"these two cost {lost['webp-55'][2]:.1f} and {lost['webp'][2]:.1f} points" in page
     end, best, mean = (error["files"] / error["webp-55"] * each for each in lost["webp-55"])
     assert f"{mean:.1f} points over the looks, {end:.1f} at the end and {best:.1f} at the best look" in page
-    last, highest, _ = r1["as it is"]
-    assert f"would then end at {last + end:.1f} to {last + mean:.1f}, where the band begins at {53.9 - 3:.1f}" in page
-    assert f"its best look would be {highest + best:.1f}, beside print's 53.9" in page
+    # a e + b e², with the files' own error below both
+    own = error["files"]
+    added = torch.tensor([error["webp-55"], error["webp"]], dtype=torch.float64)
+    system = torch.stack([added, (own + added) ** 2 - own**2], 1)
+    bent = torch.linalg.solve(system, torch.tensor([lost["webp-55"], lost["webp"]], dtype=torch.float64))
+    end_bent, best_bent, mean_bent = (torch.tensor([own, own**2], dtype=torch.float64) @ bent).tolist()
+    assert f"a parabola through both it is {mean_bent:.1f}, {end_bent:.1f} and {best_bent:.1f}" in page
+    last = r1["as it is"][0]
+    assert (
+        f"end somewhere from {last + end_bent:.1f} to {last + mean:.1f}, and the band begins at {53.9 - 3:.1f}" in page
+    )
+    missing = 53.9 - last
+    assert 0.05 < end_bent / missing < 0.15 and 0.45 < mean / missing < 0.55 and "a tenth to a half" in page
 
 
 def test_the_page_says_how_much_print_overstates() -> None:
@@ -332,23 +344,36 @@ def test_the_page_says_what_larger_batches_do_to_catride() -> None:
     assert "with another seed {} and {}.".format(*told["catride-112-1"]) in page
     logs = [
         [json.loads(line) for line in (ROOT / "results" / "cub" / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("catride", "catride-112")
+        for name in runs
     ]
-    below = [f"{log[0]['hardness_before'] - log[0]['collapseness_before']:.3f}"[1:] for log in logs]
-    assert "C lies {} under the mean hardness H with 56 pairs and {} with 112".format(*below) in page
-    (few, many) = ([row["hardness_after"] for row in log[1:5]] for log in logs)
-    reached = [f"{value:.3f}"[1:] for value in (min(many), max(many), max(few))]
-    assert "H = {} to {} in the epochs from the second to the fifth, with 56 to {} at most".format(*reached) in page
-    apart = [f"{log[4]['mean_distance']:.3f}"[1:] for log in reversed(logs)]
-    assert "after five epochs the mean distance of embeddings is down to {} and {}".format(*apart) in page
+    few, *many = ([row["hardness_after"] for row in log[1:5]] for log in logs)
+    reached = [f"{value:.3f}"[1:] for value in (min(map(min, many)), max(map(max, many)), max(few))]
+    assert "of the triplets to {} to {} with 112 pairs and to {} at most with 56".format(*reached) in page
+    apart = [f"{log[4]['mean_distance']:.3f}"[1:] for log in logs]
+    assert "mean distance of embeddings is {1} with 112 and {0} with 56".format(*apart) in page
+    (look,) = [row for row in logs[0] if row["epoch"] == 40]
+    assert f"R@1 is {look['r1']:.1f} already after {look['step']:,}" in page
+
+
+def test_the_page_says_what_twins_do_to_collapseness() -> None:
+    found = {}
+    for name in ("samplers-56", "samplers-56-distinct"):
+        with open(ROOT / "results" / "cub" / f"{name}.csv", newline="") as file:
+            (row,) = [row for row in csv.DictReader(file) if row["sampler"] == "semihard"]
+        found[name] = {key: f"{float(row[key]):.3f}".replace("0.", ".") for key in ("mean", "c", "c_coded")}
+    page = " ".join(PAGE.split())
+    twins, distinct = found.values()
+    assert f"have H = {twins['mean']} and C = {twins['c']} (" in page
+    assert f"H = {distinct['mean']} and C = {distinct['c']} (" in page
+    assert f"with and without them, {twins['c_coded']} and {distinct['c_coded']}" in page
 
 
 def test_the_page_says_what_the_starts_are_worth() -> None:
     found = json.loads((ROOT / "results" / "cub" / "starts.json").read_text())
-    assert found["commit"] and "dirty" not in found["commit"]
+    assert found["commit"] in PAGE and "dirty" not in found["commit"]
     starts, page = found["starts"], " ".join(PAGE.split())
     natural, robust = (f"{starts[f'{name}, test classes']['r1']:.1f}" for name in ("natural", "robust"))
-    assert f"features is {robust} on the test classes, of the ImageNet weights' {natural}. From" in page
+    assert f"features is {robust} on the test classes, that of the ImageNet weights {natural}. From" in page
     for share in ("0", "0.25", "0.5", "0.75", "1"):
         assert f"| {share} | {starts[share]['r1']:.1f} | {starts[share]['r1_attacked']:.1f} |" in PAGE
     metrics = (ROOT / "results" / "cub" / "hm-lga-robust" / "metrics.jsonl").read_text().splitlines()

@@ -363,14 +363,21 @@ def examine(
         strong or {},
     )
     unusable = any(FLAGS[name](probe) for name in _BEFORE)
-    attackable = not unusable and min(ball.eps, budget.steps, budget.alpha) > 0
+    attackable = not unusable and _attacks(ball, budget)
     flags = [raised(probe) for name, raised in FLAGS.items() if attackable or name in _ALWAYS]
     return [flag for flag in flags if flag is not None]
 
 
-def image_steps_at_most(budget: Budget, count: int) -> int:
+def image_steps_at_most(ball: Ball, budget: Budget, count: int) -> int:
     """What `examine` may cost with so many images: ES in one step, in four times the budget's and twice in as many."""
+    if not _attacks(ball, budget):
+        return 0
     return min(count, SAMPLES) * (1 + 6 * min(budget.steps, MOST_STEPS) + UNBOUNDED_STEPS)
+
+
+def _attacks(ball: Ball, budget: Budget) -> bool:
+    """Whether an attack may move at all."""
+    return min(ball.eps, budget.steps, budget.alpha) > 0
 
 
 def _whole(probe: Probe) -> float:

@@ -154,6 +154,8 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot runs --against defence.stps --out c.png", "did you mean defence.steps?"),
         ("hardness digits --batches -1", "batches must not be negative"),
         ("hardness dgits", "did you mean digits?"),
+        ("hardness nowhere --format json", "no format 'json'"),  # before the data are looked for
+        ("hardness nowhere --out table.json", "give a file that ends in"),
         ("sweep digits --vary defence.steps --out s", "--vary wants"),
         ("sweep digits --vary steps=1,2 --out s", "--vary wants"),
         ("sweep digits --vary defence.stps=1,2 --out s", "did you mean defence.steps?"),

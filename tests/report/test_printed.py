@@ -173,7 +173,7 @@ def test_from_robust_weights_the_gain_is_compared(tmp_path: Path) -> None:
     trained("robust", 35.0, 42.5, ROBUST, model=weights)
     (line,) = cells(tmp_path)
     assert (line["verdict"], line["print_r1"], line["rerun_r1"]) == ("gain", 42.2, None)  # no rerun: printed twice
-    note = "robust starts from resnet18_robust_linf4.pt; print from weights made robust against 4/255"
+    note = "gain: robust starts from resnet18_robust_linf4.pt, print from weights made robust against 4/255"
     gains = "+2.7 / +17.1 in 000/a5/cub/hm-lga-8-init-4; +0.9 / +19.1 in 000/a2/cub/hm-lga-8-init-4"
     said = ". What that brought in R@1 and ERS published: "
     assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains

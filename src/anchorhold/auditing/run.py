@@ -86,10 +86,11 @@ def flags_of(evidence: Evidence) -> list[checks.Flag]:
     }
     values = {name: score.value for name, score in known.items()}
     doubts = (evidence.audit.strong or {}).get("doubts", {})
-    # Beside few queries this is most of the work, and nothing would be heard until the end.
-    cost, runs = checks.image_steps_at_most(settings.budget, len(images)), evidence.audit.runs
-    each = sum(run.seconds for run in runs) / max(sum(run.image_steps for run in runs), 1)
-    evidence.report.say(f"looking for reasons not to trust it: at most {cost:,} image-steps, {duration(each * cost)}")
+    cost, runs = checks.image_steps_at_most(settings.ball, settings.budget, len(images)), evidence.audit.runs
+    if cost and (spent := sum(run.image_steps for run in runs)):
+        # Beside few queries this is most of the work, and nothing would be heard until the end.
+        took = duration(cost * sum(run.seconds for run in runs) / spent)
+        evidence.report.say(f"looking for reasons not to trust it: up to {cost:,} image-steps, about {took}")
     with evidence.precision():
         return checks.examine(
             evidence.embed,

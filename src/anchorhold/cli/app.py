@@ -1,5 +1,6 @@
 """The application: how a command fails, and the options that several commands share."""
 
+import errno
 import os
 import sys
 from contextlib import redirect_stdout
@@ -13,6 +14,10 @@ from ..console import Console, Patient
 from ..errors import AnchorholdError, Interrupted, RunError
 
 __all__ = ["Commands", "app", "number", "numbers"]
+
+
+# What the system refuses and no code of ours is to blame for: access, names too long even to look for, a full disk.
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
 
 
 class Commands(TyperGroup):
@@ -47,9 +52,11 @@ def _told(error: AnchorholdError | OSError) -> str:
     """The one line for an error that the user can mend; "" where a traceback says more."""
     if isinstance(error, AnchorholdError):
         return str(error)
-    # What the system refuses: no access, or a name that is too long even to look for.
-    known = error.filename and error.strerror
-    return f"{error.filename}: {error.strerror}; --debug says where it is needed" if known else ""
+    if error.errno not in _REFUSED:
+        return ""
+    return (
+        ": ".join(str(word) for word in (error.filename, error.strerror) if word) + "; --debug says where it is needed"
+    )
 
 
 app = typer.Typer(

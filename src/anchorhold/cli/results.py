@@ -205,6 +205,7 @@ def hardness(
     from ..layers import parse_assignments, settings_from
     from ..report.samplers import sampler_hardness, sampler_table
 
+    _format(format, out)  # now, and not after minutes of work
     changes = parse_assignments(set_)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
     _put_data(changes, data, root)
@@ -231,18 +232,27 @@ def _warn(lines: tuple[str, ...]) -> None:
 _ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv"}
 
 
+def _format(format: str, out: Path | None) -> str:
+    """What --format says, or the end of --out."""
+    from ..report.tables import FORMATS
+    from ..settings import check, nearest
+
+    ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
+    check(bool(format or ending), f"--out {out}: give a file that ends in .md, .csv, .txt or .html, or say --format")
+    check((format or ending) in FORMATS, f"no format {format!r}; {nearest(format, FORMATS)}")
+    return format or ending
+
+
 def _show(table: "Table", format: str = "", out: Path | None = None) -> None:
     """Print it as wide as the terminal is, or write it to a file."""
     from shutil import get_terminal_size
 
     from ..record import atomic
     from ..report.tables import render
-    from ..settings import check
 
-    ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
-    check(bool(format or ending), f"--out {out}: give a file that ends in .md, .csv, .txt or .html, or say --format")
+    format = _format(format, out)
     wide = get_terminal_size().columns if out is None and sys.stdout.isatty() else None
-    text = render(table, format or ending, wide, Path() if out is None else out.parent)
+    text = render(table, format, wide, Path() if out is None else out.parent)
     if out is None:
         print(text)
         return

@@ -245,7 +245,7 @@ def _notes_on_print(entries: Sequence[Entry]) -> Iterator[str]:
             start = str(entry.setting("model.weights") or "none").replace("\\", "/").split("/")[-1]
             eps = f"{row.printed['init']:g}/255"
             gains = _gains(entry, row, entries)
-            yield f"{entry.name} starts from {start}; print from weights made robust against {eps}{gains}"
+            yield f"gain: {entry.name} starts from {start}, print from weights made robust against {eps}{gains}"
 
 
 def _gains(entry: Entry, row: Row, entries: Sequence[Entry]) -> str:

@@ -231,7 +231,7 @@ def _label(axis: "Axes", points: dict[_Shown, float], grey: Sequence[Point]) -> 
             fontsize=_LETTER,
             color=_colour(run),
             annotation_clip=False,
-            path_effects=[withStroke(linewidth=2, foreground="white")],  # the lines to print pass behind it
+            path_effects=[withStroke(linewidth=2, foreground="white", alpha=0.75)],  # the lines to print pass behind it
             zorder=5,
         )
         text.set_in_layout(False)

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from ..settings import check, nearest
 
 __all__ = [
+    "FORMATS",
     "Cell",
     "Column",
     "Estimate",
@@ -106,18 +107,18 @@ def plain(cell: float | Estimate | Mean) -> float:
     return cell if isinstance(cell, int | float) else cell.value
 
 
+FORMATS = ("text", "markdown", "csv")
+
+
 def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
     """The table as text, Markdown or CSV; `width` is how wide text may be, None for as wide as it is.
 
     Markdown that will lie in the folder `beside` links to files from there; without one it has no links.
     """
-    writers: dict[str, Callable[[], str]] = {
-        "text": lambda: _text(table, width),
-        "markdown": lambda: _markdown(table, beside),
-        "csv": lambda: _csv(table),
-    }
-    check(format in writers, f"no format {format!r}; {nearest(format, writers)}")
-    return writers[format]()
+    check(format in FORMATS, f"no format {format!r}; {nearest(format, FORMATS)}")
+    if format == "text":
+        return _text(table, width)
+    return _markdown(table, beside) if format == "markdown" else _csv(table)
 
 
 # Cells ------------------------------------------------------------------------------------------------------
