@@ -251,6 +251,19 @@ def test_the_first_step_of_anp_ignores_the_distance_of_an_anchor_to_itself() -> 
     assert moved.abs() > 0.1  # afterwards it counts
 
 
+def test_in_the_code_s_form_the_first_step_is_that_of_torch_s_constant() -> None:
+    """Where e is exactly clean, |e − clean + 1e-6| has a direction of its own: the sum of the coordinates."""
+    clean = torch.nn.functional.normalize(draw(6, 3, 5, name="leaving"), dim=2)
+    clean[:, 2] = -clean[:, 0]  # C < 0: only the top rank counts
+    goal = move_anchor(clean, TrideSettings(form="code", weights_carry_gradient=True))
+    x, rows = clean[:, :1].clone().requires_grad_(), torch.arange(6)
+    assert goal.first is not None
+    expected, first = (torch.autograd.grad(each(x, rows), x)[0] for each in (goal.value, goal.first))
+    assert torch.allclose(first, expected, atol=1e-6)
+    assert (first.flatten(1).norm(dim=1) > 0.1).all()  # nobody is left behind
+    assert goal.first(x, rows).item() == pytest.approx(goal.value(x, rows).item(), abs=1e-5)
+
+
 @pytest.mark.parametrize("theta", [0.3, 1.0, 2.0, math.pi])
 def test_hardness_gained_per_shift_in_closed_form(theta: float) -> None:
     """In the plane: 2·sin(θ/2) where the anchor moves, 1 for each candidate at any angle θ between them."""

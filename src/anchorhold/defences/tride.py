@@ -68,11 +68,12 @@ class Form:
     narrowing: Callable[[float], float]  # of the semihard window, by the share n/N
     top_rank_in_cap: bool  # CAP batches train with L_TR too
     enough: float  # an attack whose loss is no larger ends for the batch
+    leaves: bool  # ANP's first step climbs the sum of the coordinates too, as torch's 1e-6 in d(A, A_0) makes it
 
 
 FORMS: dict[str, Form] = {
-    "paper": Form(1, False, anp_loss, lambda share: 1 - (share / 2) ** 2, False, 0.0),  # 002 equation 32
-    "code": Form(0, True, anp_loss_as_coded, lambda share: (1 - share / 2) ** 2, True, 1e-5),
+    "paper": Form(1, False, anp_loss, lambda share: 1 - (share / 2) ** 2, False, 0.0, False),  # 002 equation 32
+    "code": Form(0, True, anp_loss_as_coded, lambda share: (1 - share / 2) ** 2, True, 1e-5, True),
 }
 
 
@@ -161,14 +162,20 @@ def move_candidates(anchor: Tensor, settings: TrideSettings) -> Objective:
 def move_anchor(clean: Tensor, settings: TrideSettings) -> Objective:
     """ANP: climb −max(−C + Δ_TR, 0) (002 equation 11) with units (a,) among fixed triplets `clean` (U, 3, D)."""
 
+    form = FORMS[settings.form]
+
     def loss(e: Tensor, positions: Tensor, moved: bool = True) -> Tensor:
         itself, positive, negative = euclidean(e, clean[positions]).unbind(1)
+        if not moved:
+            along = e[:, 0].sum(1) / e.shape[-1] ** 0.5
+            itself = along - along.detach() if form.leaves else torch.zeros_like(itself)
         top_rank = negative.new_zeros(())
         if settings.top_rank_term:
-            top_rank = nearest_half(negative) - (itself.mean() if moved else 0.0)
-        return settings.hinged(FORMS[settings.form].anp(settings.raised(positive, negative), top_rank))
+            top_rank = nearest_half(negative) - itself.mean()
+        return settings.hinged(form.anp(settings.raised(positive, negative), top_rank))
 
-    # Before anything has moved d(A, A_0) is 0, and its direction would be rounding error.
+    # Before anything has moved d(A, A_0) is 0, and its direction would be rounding error. As coded it is the only one
+    # that anchors beyond the nearest half have, so there it is named.
     return _lower(loss, settings, first=lambda e, positions: -loss(e, positions, moved=False))
 
 
