@@ -54,9 +54,8 @@ def _told(error: AnchorholdError | OSError) -> str:
         return str(error)
     if error.errno not in _REFUSED:
         return ""
-    return (
-        ": ".join(str(word) for word in (error.filename, error.strerror) if word) + "; --debug says where it is needed"
-    )
+    said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{said}; --debug says where it is needed"
 
 
 app = typer.Typer(

@@ -161,7 +161,6 @@ def move_candidates(anchor: Tensor, settings: TrideSettings) -> Objective:
 
 def move_anchor(clean: Tensor, settings: TrideSettings) -> Objective:
     """ANP: climb −max(−C + Δ_TR, 0) (002 equation 11) with units (a,) among fixed triplets `clean` (U, 3, D)."""
-
     form = FORMS[settings.form]
 
     def loss(e: Tensor, positions: Tensor, moved: bool = True) -> Tensor:
