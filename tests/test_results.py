@@ -357,12 +357,13 @@ def test_the_page_says_what_larger_batches_do_to_catride() -> None:
 
 def test_the_page_says_what_twins_do_to_collapseness() -> None:
     found = {}
-    for name in ("samplers-56", "samplers-56-distinct"):
+    for name in ("samplers-56", "samplers-56-distinct", "samplers-112", "samplers-112-distinct"):
         with open(ROOT / "results" / "cub" / f"{name}.csv", newline="") as file:
             (row,) = [row for row in csv.DictReader(file) if row["sampler"] == "semihard"]
         found[name] = {key: f"{float(row[key]):.3f}".replace("0.", ".") for key in ("mean", "c", "c_coded")}
     page = " ".join(PAGE.split())
-    twins, distinct = found.values()
+    twins, distinct, more, none = found.values()
+    assert f"such a one, C = {more['c']} (" in page and f", and {none['c']} without (" in page
     assert f"have H = {twins['mean']} and C = {twins['c']} (" in page
     assert f"H = {distinct['mean']} and C = {distinct['c']} (" in page
     assert f"with and without them, {twins['c_coded']} and {distinct['c_coded']}" in page

@@ -86,10 +86,11 @@ def test_print_that_has_no_ers_is_judged_by_r1_and_one_without_numbers_by_nothin
 def test_other_settings_are_named_but_neither_seed_nor_place(tmp_path: Path) -> None:
     same = the_run(tmp_path / "a", train={"seed": 7, "evaluate_every": 1}, model={"weights": "mine.pt"})
     assert departures(same, row_named(HM)) == []
-    other = the_run(tmp_path / "b", train={"epochs": 40}, defence={"steps": 4}, batch={"pairs": 56})
+    other = the_run(tmp_path / "b", train={"epochs": 40}, defence={"steps": 4}, batch={"pairs": 56, "distinct": True})
     assert departures(other, row_named(HM)) == [
         "defence.steps 4, not 8",
         "batch.pairs 56, not 112",
+        "batch.distinct True, not False",
         "train.epochs 40, not 75",
     ]
     assert departures(the_run(tmp_path / "c", recipe="act"), row_named(HM))[0] == "defence.name act, not hardness"

@@ -21,7 +21,7 @@ BAND = {"R@1": 3.0, "ERS": 5.0}  # points
 _JUDGED = {
     "defence": None,  # all of it
     "optimiser": None,
-    "batch": ("kind", "pairs", "distinct", "classes", "instances", "mining_pairs"),
+    "batch": None,
     "model": ("backbone", "dim", "freeze_batchnorm"),
     "train": ("epochs", "benign", "ema"),
 }
