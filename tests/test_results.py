@@ -351,8 +351,22 @@ def test_the_page_says_what_larger_batches_do_to_catride() -> None:
     assert "of the triplets to {} to {} with 112 pairs and to {} at most with 56".format(*reached) in page
     apart = [f"{log[4]['mean_distance']:.3f}"[1:] for log in logs]
     assert "mean distance of embeddings is {1} with 112 and {0} with 56".format(*apart) in page
-    (look,) = [row for row in logs[0] if row["epoch"] == 40]
-    assert f"R@1 is {look['r1']:.1f} already after {look['step']:,}" in page
+    look = {row["epoch"]: row for row in logs[0] if "r1" in row}
+    assert f"R@1 is {look[40]['r1']:.1f} already after {look[40]['step']:,}" in page
+    assert f"the 25th and the 30th pair-epoch ({look[25]['r1']:.1f}, {look[30]['r1']:.1f})" in page
+    missed = [100 * max(row.get("canary_gap", 0) for row in log) for log in logs]
+    assert f"in bf16 misses {min(missed):.0f} to {max(missed):.0f} % of what it finds in fp32" in page
+
+
+def test_the_page_says_how_catride_s_columns_differ_from_print_s() -> None:
+    (entry,) = [each for each in ENTRIES if each.name == "catride"]
+    row, page = row_of(entry), " ".join(PAGE.split())
+    assert entry.audit and row
+    own = {name: column["value"] for name, column in entry.audit["protocols"]["published"]["columns"].items()}
+    pairs = {name: f"{own[name]:.1f} against {row.printed[name]:.1f}" for name in ("CA-", "QA-", "ES:R")}
+    assert f"(CA- {pairs['CA-']}, QA- {pairs['QA-']}) and first places worse (ES:R {pairs['ES:R']})" in page
+    cone = f"TMA {own['TMA']:.3f} and ES:D {own['ES:D']:.3f} under attack".replace(" 0.", " .")
+    assert f"{cone}; print's TMA is .{row.printed['TMA'] * 100:.0f} and ES:D .{row.printed['ES:D'] * 100:.0f}" in page
 
 
 def test_the_page_says_what_twins_do_to_collapseness() -> None:
@@ -382,6 +396,10 @@ def test_the_page_says_what_the_starts_are_worth() -> None:
     assert f"R@1 is {looks[0]:.1f} after five epochs of HM[S, LGA], never more than {max(looks):.1f}" in page
     (line,) = [line for line in tables()["results/cub --table print"] if name_in(line) == "hm-lga-robust"]
     assert f"comes to **{line['R@1']} / {line['ERS publ.']}** (corrected {line['ERS corr.']})" in page
+    here, *print_s = re.findall(r"([-+][\d.]+) / ([-+][\d.]+) (?:over|in) ", PAGE.split("gain: hm-lga-robust")[1])[:3]
+    r1, ers = ([gain[which].lstrip("+-") for gain in (here, *print_s)] for which in (0, 1))
+    assert f"ERS gains {ers[0]} points and R@1 loses {r1[0]}" in page
+    assert f"ERS gains {ers[1]} or {ers[2]} (000 gives the row twice) and R@1 {r1[1]} or {r1[2]}" in page
 
 
 def test_with_ics_eight_steps_are_enough_for_thirteen_epochs() -> None:

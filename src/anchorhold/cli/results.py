@@ -234,12 +234,12 @@ _ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv"}
 
 def _format(format: str, out: Path | None) -> str:
     """What --format says, or the end of --out."""
-    from ..report.tables import FORMATS
-    from ..settings import check, nearest
+    from ..report.tables import check_format
+    from ..settings import check
 
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
     check(bool(format or ending), f"--out {out}: give a file that ends in .md, .csv, .txt or .html, or say --format")
-    check((format or ending) in FORMATS, f"no format {format!r}; {nearest(format, FORMATS)}")
+    check_format(format or ending)
     return format or ending
 
 

@@ -15,7 +15,6 @@ from urllib.parse import quote
 from ..settings import check, nearest
 
 __all__ = [
-    "FORMATS",
     "Cell",
     "Column",
     "Estimate",
@@ -23,6 +22,7 @@ __all__ = [
     "Mean",
     "Table",
     "called",
+    "check_format",
     "one_line",
     "plain",
     "render",
@@ -107,7 +107,12 @@ def plain(cell: float | Estimate | Mean) -> float:
     return cell if isinstance(cell, int | float) else cell.value
 
 
-FORMATS = ("text", "markdown", "csv")
+_FORMATS = ("text", "markdown", "csv")
+
+
+def check_format(format: str) -> None:
+    """Refuse what `render` cannot write."""
+    check(format in _FORMATS, f"no format {format!r}; {nearest(format, _FORMATS)}")
 
 
 def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
@@ -115,7 +120,7 @@ def render(table: Table, format: str = "text", width: int | None = None, beside:
 
     Markdown that will lie in the folder `beside` links to files from there; without one it has no links.
     """
-    check(format in FORMATS, f"no format {format!r}; {nearest(format, FORMATS)}")
+    check_format(format)
     if format == "text":
         return _text(table, width)
     return _markdown(table, beside) if format == "markdown" else _csv(table)
