@@ -67,13 +67,16 @@ def gains_in_print(row: Row) -> dict[str, dict[str, float]]:
 
     >>> {name: round(gain["ERS"], 1) for name, gain in gains_in_print(row_named("000/a5/cub/hm-lga-8-init-4")).items()}
     {'000/a5/cub/hm-lga-8-init-4': 17.1, '000/a2/cub/hm-lga-8-init-4': 19.1}
+    >>> {name: round(gain["ERS"], 1) for name, gain in gains_in_print(row_named("000/a3/cub/natural-r-init-4")).items()}
+    {'000/a3/cub/natural-r-init-4': 11.3}
     """
     same = [r for r in rows() if (r.data, r.recipe, set(r.overrides)) == (row.data, row.recipe, set(row.overrides))]
-    plain = next((each.printed for each in same if each.paper == "000" and each.printed.get("init") == 0), None)
-    if plain is None or not row.printed.get("init"):
+    plain = [each.printed for each in same if each.paper == "000" and not each.printed.get("init")]
+    if not plain or not row.printed.get("init"):
         return {}
+    start = min(plain, key=lambda printed: "init" not in printed)  # 000's own run where there is one, else 001's copied
     twice = [each for each in (row, rerun_of(row)) if each is not None]
-    return {each.id: {name: each.printed[name] - plain[name] for name in BAND} for each in twice}
+    return {each.id: {name: each.printed[name] - start[name] for name in BAND} for each in twice}
 
 
 def plain_start_of(entry: Entry, entries: Sequence[Entry]) -> Entry | None:
