@@ -1,6 +1,7 @@
 """The run folder: never half written, always readable."""
 
 import errno
+import platform
 from pathlib import Path
 from unittest import mock
 
@@ -106,9 +107,16 @@ def test_folders_that_are_no_runs(tmp_path: Path) -> None:
         Run.create(tmp_path / "file" / "run", {})
 
 
-def test_provenance_says_versions_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_says_versions_commit_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANCHORHOLD_COMMIT", "abc")
-    said = provenance(torch.device("cpu"))
-    assert (said["commit"] == "abc" and said["versions"]["torch"] == torch.__version__.split("+")[0]) or said[
-        "versions"
-    ]
+    threads = torch.get_num_threads()
+    try:
+        said = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            said.append(provenance(torch.device("cpu")))
+    finally:
+        torch.set_num_threads(threads)
+    assert said[0]["commit"] == "abc"
+    assert said[0]["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert [each["device"] for each in said] == [f"cpu: {platform.machine()}, {of}" for of in ("1 thread", "2 threads")]

@@ -208,7 +208,12 @@ def provenance(device: torch.device) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    threads = torch.get_num_threads()  # how sums are rounded on a CPU depends on it
+    where = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()}, {threads} thread{'s' * (threads > 1)}"
+    )
     return {
         "versions": {"python": platform.python_version(), **versions},
         "device": f"{device.type}: {where}",
