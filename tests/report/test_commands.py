@@ -1,5 +1,6 @@
 """report, compare, plot and hardness on the command line."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,10 @@ def test_hardness(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and [line.split(",")[0] for line in out.splitlines()] == [
         *("sampler", "random", "semihard", "softhard", "distance", "hardest")
     ]
+    code, out, _ = run(capsys, monkeypatch, "hardness", "digits", *small[:-1], "json")
+    found = json.loads(out)
+    assert code == 0 and found["settings"]["model"]["dim"] == 8 and found["batches"] == 2 and found["versions"]
+    assert [row["sampler"] for row in found["rows"]] == ["random", "semihard", "softhard", "distance", "hardest"]
 
 
 def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,12 +155,12 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot runs --what entanglement --out c.png", "compare DIR --table entanglement"),
         ("plot runs --what curvs --out c.png", "did you mean curves?"),
         ("plot runs --what rwos --out c.png", "did you mean rows?"),
-        ("compare runs --out table.pdf", "give a file that ends in .md, .csv, .txt or .html"),
+        ("compare runs --out table.pdf", "give a file that ends in .md, .csv, .json, .txt or .html"),
         ("plot runs --against defence.stps --out c.png", "did you mean defence.steps?"),
         ("hardness digits --batches -1", "batches must not be negative"),
         ("hardness dgits", "did you mean digits?"),
-        ("hardness nowhere --format json", "no format 'json'"),  # before the data are looked for
-        ("hardness nowhere --out table.json", "give a file that ends in"),
+        ("hardness nowhere --format yaml", "no format 'yaml'"),  # before the data are looked for
+        ("hardness nowhere --out table.yaml", "give a file that ends in"),
         ("sweep digits --vary defence.steps --out s", "--vary wants"),
         ("sweep digits --vary steps=1,2 --out s", "--vary wants"),
         ("sweep digits --vary defence.stps=1,2 --out s", "did you mean defence.steps?"),

@@ -1,8 +1,10 @@
-"""One table in three formats, whatever the names are."""
+"""One table in four formats, whatever the names are."""
 
 import csv
 import io
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -113,6 +115,15 @@ def test_csv_has_every_column_and_every_digit() -> None:
     assert rows[0]["ers"] == "28.64" and rows[0]["ers_low"] == "27.61" and rows[0]["m_runs"] == "2"
     assert rows[1]["ers"] == "collapse" and rows[1]["ers_low"] == "" and rows[1]["m_runs"] == ""
     assert rows[0]["n"] == "1234567" and rows[3]["n"] == "0" and rows[2]["n"] == ""
+
+
+def test_json_has_what_csv_has_and_says_where_it_comes_from() -> None:
+    found = json.loads(render(replace(TABLE, about={"commit": "abc"}).sorted_by("ers"), "json"))
+    assert found["schema"] == "anchorhold.table/1" and found["commit"] == "abc" and found["notes"] == ["in %"]
+    same = csv.DictReader(io.StringIO(render(TABLE.sorted_by("ers"), "csv")))
+    assert [{key: "" if cell is None else str(cell) for key, cell in row.items()} for row in found["rows"]] == [*same]
+    assert [row["name"] for row in found["rows"]] == ["c", "a", "b", "d"]
+    assert found["rows"][1]["ers_low"] == 27.61 and found["rows"][1]["n"] == 1234567
 
 
 def test_sorting_puts_the_largest_first_and_what_is_missing_last() -> None:

@@ -1,6 +1,7 @@
 """report, compare, plot, sweep and hardness: from runs and audits to pages, tables and figures."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from ..report.tables import Table
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, however deep")]
-Format = Annotated[str, typer.Option(help="text, markdown, csv or html; by default what the end of --out says")]
+Format = Annotated[str, typer.Option(help="text, markdown, csv, json or html; by default what the end of --out says")]
 DataSet = Annotated[str, typer.Argument(help="cub, digits, gaussians, or a folder with a folder for each class")]
 Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
 
@@ -202,7 +203,9 @@ def hardness(
     """Say how hard the triplets of each sampler are before any training (001 table 1), and their collapseness."""
     from ..console import Console
     from ..data.datasets import dataset
-    from ..layers import parse_assignments, settings_from
+    from ..device import device_named
+    from ..layers import parse_assignments, settings_from, to_dict
+    from ..record import provenance
     from ..report.samplers import sampler_hardness, sampler_table
 
     _format(format, out)  # now, and not after minutes of work
@@ -211,7 +214,9 @@ def hardness(
     _put_data(changes, data, root)
     settings = settings_from("natural", changes)
     images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
-    _show(sampler_table(sampler_hardness(images, settings, batches, margin, device, Console())), format, out)
+    found = sampler_hardness(images, settings, batches, margin, device, Console())
+    about = {"settings": to_dict(settings), "batches": batches, "margin": margin, **provenance(device_named(device))}
+    _show(replace(sampler_table(found), about=about), format, out)
 
 
 def _entries(folders: list[Path]) -> "tuple[Entry, ...]":
@@ -229,7 +234,7 @@ def _warn(lines: tuple[str, ...]) -> None:
         Console().say(line)
 
 
-_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv"}
+_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv", ".json": "json"}
 
 
 def _format(format: str, out: Path | None) -> str:
@@ -238,7 +243,10 @@ def _format(format: str, out: Path | None) -> str:
     from ..settings import check
 
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
-    check(bool(format or ending), f"--out {out}: give a file that ends in .md, .csv, .txt or .html, or say --format")
+    check(
+        bool(format or ending),
+        f"--out {out}: give a file that ends in .md, .csv, .json, .txt or .html, or say --format",
+    )
     check_format(format or ending)
     return format or ending
 

@@ -1,15 +1,18 @@
-"""One table, three ways to write it: text for the terminal, Markdown, CSV.
+"""One table, four ways to write it: text for the terminal, Markdown, CSV, JSON.
 
-Text and Markdown round, leave out columns that hold nothing, and end with the notes; Markdown has links. CSV holds
-every column and every digit; the ends of an interval and the number of runs behind a mean are columns there.
+Text and Markdown round, leave out columns that hold nothing, and end with the notes; Markdown has links. CSV and JSON
+hold every column and every digit; the ends of an interval and the number of runs behind a mean are columns there.
+JSON also says where the numbers come from.
 """
 
 import csv
 import io
+import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from ..settings import check, nearest
@@ -86,6 +89,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)  # settings, versions and commit behind all of it
 
     def sorted_by(self, key: str) -> "Table":
         """By one column: names in their order, numbers with the largest first, what is missing last."""
@@ -99,7 +103,7 @@ class Table:
                 return 2, 0.0, ""
             return (1, 0.0, cell) if isinstance(cell, str) else (0, -float(plain(cell)), "")
 
-        return Table(self.columns, tuple(sorted(self.rows, key=rank)), self.notes)
+        return replace(self, rows=tuple(sorted(self.rows, key=rank)))
 
 
 def plain(cell: float | Estimate | Mean) -> float:
@@ -107,7 +111,7 @@ def plain(cell: float | Estimate | Mean) -> float:
     return cell if isinstance(cell, int | float) else cell.value
 
 
-_FORMATS = ("text", "markdown", "csv")
+_FORMATS = ("text", "markdown", "csv", "json")
 
 
 def check_format(format: str) -> None:
@@ -116,14 +120,16 @@ def check_format(format: str) -> None:
 
 
 def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
-    """The table as text, Markdown or CSV; `width` is how wide text may be, None for as wide as it is.
+    """The table as text, Markdown, CSV or JSON; `width` is how wide text may be, None for as wide as it is.
 
     Markdown that will lie in the folder `beside` links to files from there; without one it has no links.
     """
     check_format(format)
     if format == "text":
         return _text(table, width)
-    return _markdown(table, beside) if format == "markdown" else _csv(table)
+    if format == "markdown":
+        return _markdown(table, beside)
+    return _csv(table) if format == "csv" else _json(table)
 
 
 # Cells ------------------------------------------------------------------------------------------------------
@@ -254,9 +260,21 @@ def _escaped(text: str) -> str:
 
 def _csv(table: Table) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    head, lines = _values(table)
+    csv.writer(out, lineterminator="\n").writerows([head, *lines])
+    return out.getvalue().rstrip("\n")
+
+
+def _json(table: Table) -> str:
+    head, lines = _values(table)
+    found = {"schema": "anchorhold.table/1", **table.about, "notes": table.notes}
+    return json.dumps(found | {"rows": [dict(zip(head, line)) for line in lines]}, indent=2, ensure_ascii=False)
+
+
+def _values(table: Table) -> tuple[list[str], list[list[object]]]:
+    """Names of all columns, with those that an interval and a mean have besides, and what stands in each row."""
     head: list[str] = []
-    written: list[list[object]] = [[] for _ in table.rows]
+    lines: list[list[object]] = [[] for _ in table.rows]
     for column, cells in _sides(table):
         parts: dict[str, Callable[[Cell], object]] = {"": _bare}
         if any(isinstance(cell, Estimate) for cell in cells):
@@ -266,11 +284,9 @@ def _csv(table: Table) -> str:
             parts["_runs"] = lambda cell: cell.count if isinstance(cell, Mean) else None
         for ending, part in parts.items():
             head.append(one_line(column.key + ending))
-            for row, cell in zip(written, cells):
-                row.append(part(cell))
-    writer.writerow(head)
-    writer.writerows(written)
-    return out.getvalue().rstrip("\n")
+            for line, cell in zip(lines, cells):
+                line.append(part(cell))
+    return head, lines
 
 
 def _bare(cell: Cell) -> object:
