@@ -9,7 +9,8 @@ that moves R@1 by as much as the row is off says what the row depends on.
 
 `distortion` trains nothing. It estimates what the files lost when they were made, which nobody can measure without the
 originals, beside what storing them again takes: mean squared errors, in levels of 255, over images that were made
-smaller first, so that they come near to images that were never compressed.
+smaller first, so that they come near to images that were never compressed. Neither does `features`: R@1 of the pooled
+features, before any training, with each of these changes and with all those variances too large or too small alike.
 """
 
 import argparse
@@ -25,20 +26,26 @@ import torch
 from parts import Parts
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from starts import measured
 
 import anchorhold as ah
+from anchorhold.console import Console
 from anchorhold.data.store import decode
 from anchorhold.data.workers import cores
+from anchorhold.monitors import load_images
 from anchorhold.random import Key
 from anchorhold.record import provenance
+from anchorhold.settings import DataSettings
 
 Found = dict[str, Any]
 STORED = 75  # the quality of the files
 QUALITY = {"webp": 33, "webp-55": 55}  # of storing them again
-PARTS = ("distortion", "as-is", "variances", *QUALITY)
+TRAINED = ("as-is", "variances", *QUALITY)
+PARTS = ("distortion", "features", *TRAINED)
 SIDE = 192  # three quarters of the files': small enough to hide what they lost, large enough to be alike
 SAMPLE = 500  # images whose distortion is measured
 APART = 0.15  # by which an estimated variance may be off
+ALIKE = (0.7, 0.85, 1.15, 1.3)  # factors of all of them
 
 
 def again(pixels: Any, quality: int) -> Any:
@@ -48,14 +55,11 @@ def again(pixels: Any, quality: int) -> Any:
     return np.asarray(Image.open(file).convert("RGB"))
 
 
-def compressed(data: ah.Dataset, quality: int) -> ah.Dataset:
-    def stored(split: ah.Split) -> ah.Split:
-        images = decode(split, 256).images.numpy()
-        with ProcessPoolExecutor(cores()) as pool:
-            made = np.stack(list(pool.map(partial(again, quality=quality), images, chunksize=64)))
-        return ah.Split(split.name, split.labels, split.classes, images=torch.from_numpy(made))
-
-    return ah.Dataset(data.name, stored(data.train), stored(data.test))
+def compressed(split: ah.Split, quality: int) -> ah.Split:
+    images = decode(split, 256).images.numpy()
+    with ProcessPoolExecutor(cores()) as pool:
+        made = np.stack(list(pool.map(partial(again, quality=quality), images, chunksize=64)))
+    return ah.Split(split.name, split.labels, split.classes, images=torch.from_numpy(made))
 
 
 def distortion(split: ah.Split) -> Found:
@@ -71,12 +75,12 @@ def distortion(split: ah.Split) -> Found:
     return {name: float(np.mean(values)) for name, values in errors.items()}
 
 
-def moved(weights: str, out: Path) -> str:
-    """The same weights with other variances in the last stage."""
+def moved(weights: str, out: Path, factor: float | None = None) -> str:
+    """The same weights with other variances in the last stage: all times one factor, or each times its own."""
     tensors = load_file(weights)
     for place, name in enumerate(name for name in tensors if name.startswith("layer4") and "running_var" in name):
         draws = Key.of(0)("variances", place).normal(torch.arange(len(tensors[name])), (), torch.float32)
-        tensors[name] = tensors[name] * (APART * draws).exp()
+        tensors[name] = tensors[name] * ((APART * draws).exp() if factor is None else factor)
     save_file(tensors, out, {"format": "pt"})
     return str(out)
 
@@ -85,7 +89,23 @@ def changed(name: str, data: ah.Dataset, weights: str, place: Path) -> tuple[ah.
     """What a part trains on, and from which weights."""
     if name == "variances":
         return data, moved(weights, place / "moved.safetensors")
-    return (compressed(data, QUALITY[name]) if name in QUALITY else data), weights
+    if name in QUALITY:
+        train, test = (compressed(split, QUALITY[name]) for split in (data.train, data.test))
+        return ah.Dataset(data.name, train, test), weights
+    return data, weights
+
+
+def features(test: ah.Split, weights: str, place: Path, device: torch.device) -> dict[str, float]:
+    """R@1 in percent of what the network gives before any training, by change."""
+    splits = {"as-is": test} | {name: compressed(test, quality) for name, quality in QUALITY.items()}
+    files = {"variances": moved(weights, place / "moved.safetensors")}
+    files |= {f"variances * {factor}": moved(weights, place / f"{factor}.safetensors", factor) for factor in ALIKE}
+    found = {}
+    for name, split in splits.items():
+        images = load_images(split, DataSettings(), device, Console())
+        for change, file in ({name: weights} | (files if name == "as-is" else {})).items():
+            found[change] = measured(file, images, 0)["r1"]
+    return found
 
 
 def main() -> None:
@@ -97,17 +117,19 @@ def main() -> None:
     parser.add_argument("--out", default="sensitivity.json")
     args = parser.parse_args()
     chosen = args.only.split(",") if args.only else list(PARTS)
-    trained = [name for name in chosen if name != "distortion"]
+    trained = [name for name in chosen if name in TRAINED]
     if unknown := [name for name in chosen if name not in PARTS]:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(PARTS)}")
-    if trained and not args.weights:
-        parser.error("--weights is missing: all parts but distortion train")
+    if chosen != ["distortion"] and not args.weights:
+        parser.error("--weights is missing: all parts but distortion begin with them")
     place = Path(tempfile.mkdtemp())
     data = ah.dataset("cub", args.root)
-    about = provenance(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    made = Parts(args.out, "sensitivity", about | ({"epochs": args.epochs} if trained else {}))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    made = Parts(args.out, "sensitivity", provenance(device) | ({"epochs": args.epochs} if trained else {}))
     if "distortion" in chosen:
         made.keep("distortion", distortion(data.train))
+    if "features" in chosen:
+        made.keep("features", features(data.test, args.weights, place, device))
     for name in trained:
         images, weights = changed(name, data, args.weights, place)
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from anchorhold import Dataset, Split
 
@@ -74,6 +75,17 @@ def test_distortion_compares_the_file_with_the_image_and_with_what_is_stored_fro
     monkeypatch.setattr(sensitivity, "again", lambda pixels, quality: pixels * 0 + quality)
     found = sensitivity.distortion(images_of_noise())
     assert (found["webp"], found["webp-55"]) == ((75 - 33) ** 2, (75 - 55) ** 2)
+
+
+def test_variances_of_the_last_stage_alone_are_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    sensitivity = importlib.import_module("sensitivity")
+    names = ("layer4.0.bn1.running_var", "layer4.0.bn1.running_mean", "layer3.0.bn1.running_var")
+    save_file({name: torch.ones(1000) for name in names}, tmp_path / "w")
+    alike = load_file(sensitivity.moved(str(tmp_path / "w"), tmp_path / "alike", 0.7))
+    each = load_file(sensitivity.moved(str(tmp_path / "w"), tmp_path / "each"))
+    assert all((made[name] == 1).all() for made in (alike, each) for name in names[1:])
+    assert (alike[names[0]] == 0.7).all() and abs(each[names[0]].log().std() - 0.15) < 0.01
 
 
 def test_a_mixture_of_weights_lies_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
