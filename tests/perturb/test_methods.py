@@ -1,12 +1,14 @@
 """APGD, Square and C&W: closed forms, and what they promise about balls, values and randomness."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from anchorhold import Ball, Budget, Objective, ascend
 from anchorhold.attacks.recall import Gallery, margin
-from anchorhold.errors import SettingsError
+from anchorhold.errors import DataError, SettingsError
 from anchorhold.perturb.methods import METHODS
 from anchorhold.perturb.minnorm import smallest_eps, smallest_l2
 from anchorhold.perturb.square import share_of, square
@@ -24,6 +26,18 @@ def pictures(units: int, side: int = 3) -> Tensor:
 
 def reached(embed: object, images: Tensor, objective: Objective) -> Tensor:
     return objective.value(embed(images[:, 0])[:, None], torch.arange(len(images)))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("wrong", [lambda x: 255 * x, lambda x: (x - 0.5) / 0.2, lambda x: x * torch.nan])
+def test_images_beyond_their_range_are_refused_by_every_method(wrong: Callable[[Tensor], Tensor]) -> None:
+    embed, _ = linear_embedder(9)
+    x, goal, budget = pictures(4), towards(draw(4, 5)), Budget(2, 0.1, start="random")
+    for find in METHODS.values():
+        find(embed, x + 1e-6, goal, Ball(0.1), budget, key=KEY)  # as far as resizing rounds
+        with pytest.raises(DataError, match="hold pixels from"):
+            find(embed, wrong(x), goal, Ball(0.1), budget, key=KEY)
+    with pytest.raises(DataError, match="hold pixels from"):
+        smallest_l2(embed, wrong(x[:, 0]), lambda e, _: e[:, 0, 0], steps=2, searches=1)
 
 
 # APGD --------------------------------------------------------------------------------------------------------

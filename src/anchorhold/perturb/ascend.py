@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..errors import DataError, SettingsError
+from ..errors import SettingsError
 from ..random import Key
 from ..ranks import Ranks
 from ..settings import Schedule, check, falling, nearest
@@ -26,7 +26,6 @@ from .gradient import Climb, adapt
 __all__ = ["Ascent", "Budget", "Objective", "Watch", "ascend"]
 
 TINY = 1e-3  # share of the ball that a tiny start may cover
-SLACK = 1e-5  # how far resizing may have rounded a pixel out of its range
 
 Goal = Callable[[Tensor, Tensor], Tensor]
 Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it starts from, their positions (U',)
@@ -172,7 +171,7 @@ def ascend(
         raise SettingsError("random starts need a key")
     if budget.rule == "apgd" and budget.start == "zero" and objective.first is not None and starts is None:
         raise SettingsError("this objective is stationary at the clean image: let APGD start at random")
-    _check_range(images, ball)
+    ball.admit(images)
     positions = torch.arange(units, device=images.device)
     ids = positions if ids is None else ids
     check(ids.shape == (units,), f"{units} units but ids of shape {tuple(ids.shape)}; give one id a unit")
@@ -203,18 +202,6 @@ def ascend(
         sum(part.image_steps for part in parts),
         [sum(counts) for counts in zip(*(part.active for part in parts))],
     )
-
-
-def _check_range(images: Tensor, ball: Ball) -> None:
-    """Refuse images that the ball would clamp, unless that means to wait for a GPU."""
-    if images.is_cuda or not images.numel():
-        return
-    low, high = (end.item() for end in images.detach().aminmax())
-    if not ball.low - SLACK <= low <= high <= ball.high + SLACK:
-        raise DataError(
-            f"images hold pixels from {low:g} to {high:g}, not in [{ball.low:g}, {ball.high:g}]; "
-            "bring them into that range, or give the ball theirs as low and high"
-        )
 
 
 def _attack(

@@ -7,10 +7,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..errors import DataError
 from ..random import Key
 from ..settings import check
 
 __all__ = ["Ball", "Region"]
+
+SLACK = 1e-5  # how far resizing may have rounded a pixel out of its range
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,17 @@ class Ball:
         check(self.norm in ("linf", "l2"), f"norm {self.norm!r}; there are: linf, l2")
         check(isinstance(self.eps, Real), f"ε is a number such as 8 / 255, not {self.eps!r}")
         check(self.eps >= 0, f"ε must not be negative, got {self.eps}")
+
+    def admit(self, images: Tensor) -> None:
+        """Refuse images that the range would clamp, unless that means to wait for a GPU."""
+        if images.is_cuda or not images.numel():
+            return
+        low, high = (end.item() for end in images.detach().aminmax())
+        if not self.low - SLACK <= low <= high <= self.high + SLACK:
+            raise DataError(
+                f"images hold pixels from {low:g} to {high:g}, not in [{self.low:g}, {self.high:g}]; "
+                "bring them into that range, or give the ball theirs as low and high"
+            )
 
     def project(self, x: Tensor, clean: Tensor) -> Tensor:
         """The nearest point of the ball (Linf); for L2 a point of it on the way to the centre."""

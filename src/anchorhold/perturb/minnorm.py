@@ -67,6 +67,7 @@ def carlini_wagner(
     """
     check(images.shape[1] == 1, "C&W attacks images (U, 1, …), one view a unit")
     check(not objective.coupled, "C&W keeps the best iterate of each unit, and a coupled objective has no value for it")
+    ball.admit(images)
     positions = torch.arange(len(images), device=images.device)
     best = images.clone() if starts is None else ball.project(starts, images)
     level = torch.full((len(images),), -torch.inf, dtype=torch.float64, device=images.device)
@@ -121,6 +122,7 @@ def smallest_l2(
     `excess` is a function of the embeddings (N, 1, D) and positions (N,), above 0 where the goal is met: the `value` of
     `attacks.recall.margin`, or a user's own.
     """
+    Ball(0.0, "l2", low, high).admit(images)
     positions = torch.arange(len(images), device=images.device)
     start = _to_free(images, low, high, 1e-6)  # every length counts here, that of the beginning too
     best, norms = images.clone(), torch.full((len(images),), torch.inf, dtype=torch.float64, device=images.device)

@@ -53,6 +53,7 @@ def square(
     check(images.ndim == 5 and images.shape[1] == 1, "Square attacks images (U, 1, C, H, W), one view a unit")
     check(not objective.coupled, "Square compares values unit by unit, and a coupled objective has none")
     check(key is not None, "Square draws at random: give a key")
+    ball.admit(images)
     assert key is not None
     clean = images[:, 0]
     count, channels, height, width = clean.shape
