@@ -22,7 +22,8 @@ from anchorhold.attacks import Attacked, Scene, attack, goal_named
 from anchorhold.attacks.run import budget_named
 from anchorhold.auditing import sweep as sweep_room
 from anchorhold.auditing.intake import sample
-from anchorhold.auditing.outcomes import estimate
+from anchorhold.auditing.outcomes import RunRows, estimate
+from anchorhold.auditing.outcomes import outcome as outcome_of
 from anchorhold.auditing.plan import NINE
 from anchorhold.auditing.run import Evidence
 from anchorhold.auditing.verdict import SCHEMA, Audit
@@ -433,6 +434,19 @@ def test_what_is_saved_repeats_the_numbers(audited: Audit, tmp_path: Path) -> No
     assert {f"{run['label']}/ids" for run in found["runs"]} <= set(samples)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_query_and_a_gallery_item_of_one_number_are_drawn_as_one_only_where_they_are_one(together: bool) -> None:
+    ids, row = torch.arange(40), torch.rand(40, generator=torch.Generator().manual_seed(0)).double()
+    runs = [
+        RunRows(
+            name, name, {}, side, ids, None, row, {"corrected": {name: row}}, {"corrected": {name: row}}, {}, 0.0, 0
+        )
+        for name, side in (("CA+", "gallery"), ("QA+", "query"))
+    ]
+    columns = outcome_of("corrected", runs, Key.of(0), 200, together).columns
+    assert (columns["CA+"].low == columns["QA+"].low) == together
+
+
 def test_examples_are_the_worst_the_middle_and_the_best(audited: Audit, digits: Split, tmp_path: Path) -> None:
     audited.save(tmp_path)
     examples = safetensors.torch.load_file(tmp_path / "examples.safetensors")
@@ -446,11 +460,12 @@ def test_examples_are_the_worst_the_middle_and_the_best(audited: Audit, digits: 
         assert mine["before"].shape == mine["after"].shape == (3, 10)
         assert not (mine["before"] == mine["asked"][:, None]).any()  # own image left out
         assert (mine["asked"] == mine["ids"]).all() == (run.side == "query")
-    run = next(run for run in audited.runs if run.attack == "CA+")
-    rank = run.measures["corrected"]["CA+"]
-    place = {int(sample): row for row, sample in enumerate(run.ids)}
-    worst, middle, best = (float(rank[place[int(sample)]]) for sample in run.examples["ids"])
-    assert worst == rank.min() and best == rank.max() and worst <= middle <= best
+    for name in ("CA+", "CA-", "QA+", "QA-", "TMA"):
+        run = next(run for run in audited.runs if run.attack == name)
+        row = run.measures["corrected"][name] * (1 if name.endswith("+") else -1)  # more is better for the defender
+        place = {int(sample): row for row, sample in enumerate(run.ids)}
+        worst, middle, best = (float(row[place[int(sample)]]) for sample in run.examples["ids"])
+        assert worst == row.min() and best == row.max() and worst <= middle <= best, name
 
 
 def test_the_table_says_what_it_is_about(audited: Audit) -> None:

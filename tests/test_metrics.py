@@ -204,10 +204,10 @@ def test_kmeans_reaches_a_fixed_point() -> None:
 
 
 def test_kmeans_is_keyed_and_whatever_the_chunk() -> None:
-    embeddings, labels = clustered()
+    embeddings, _ = clustered()
     clusters = metrics.kmeans(embeddings, 9, Key.of(0))
     assert torch.equal(clusters, metrics.kmeans(embeddings, 9, Key.of(0), chunk=7))
-    assert metrics.nmi(embeddings, labels, Key.of(0)) == metrics.nmi(embeddings, labels, Key.of(0))
+    assert not torch.equal(clusters, metrics.kmeans(embeddings, 9, Key.of(1)))
 
 
 def test_empty_clusters_are_filled_while_there_are_points_to_fill_them() -> None:
@@ -215,7 +215,7 @@ def test_empty_clusters_are_filled_while_there_are_points_to_fill_them() -> None
     points = torch.eye(3).repeat(5, 1)
     for seed in range(20):
         assert set(metrics.kmeans(points, 3, Key.of(seed)).tolist()) == {0, 1, 2}
-    assert metrics.kmeans(torch.ones(6, 2), 4, Key.of(0)).isfinite().all()  # not enough points: no crash
+    assert set(metrics.kmeans(torch.ones(6, 2), 4, Key.of(0)).tolist()) <= {0, 1, 2, 3}  # not enough points: no crash
 
 
 def test_separate_classes_give_full_nmi() -> None:

@@ -116,7 +116,9 @@ def test_the_pictures_are_there_small_and_of_these_runs(name: str) -> None:
 
 
 def test_the_digits_table_repeats_the_demos() -> None:
-    for path in sorted((ROOT / "results" / "demo").glob("seed-*.json")):
+    paths = sorted((ROOT / "results" / "demo").glob("seed-*.json"))
+    assert len(paths) == 6
+    for path in paths:
         result = json.loads(path.read_text())
         for name in ("natural", "robust"):
             values = [result[name]["clean"], *result[name]["attacked"]]
@@ -188,8 +190,10 @@ def test_the_readme_repeats_the_benchmark() -> None:
 
 
 def test_no_result_names_a_path_of_a_machine() -> None:
-    for path in (ROOT / "results").rglob("*.json"):
-        for value in re.findall(r'"(/[^"]*)"', path.read_text()):
+    paths = list((ROOT / "results").rglob("*.json*"))
+    assert len(paths) > 50
+    for path in paths:
+        for value in re.findall(r"""(?:^|[\s"':=(])(/\w[^"]*)""", path.read_text(), re.M):
             pytest.fail(f"{path}: {value}")
 
 
@@ -507,7 +511,9 @@ def test_the_table_of_defences_repeats_its_runs() -> None:
 
 
 def test_the_gaussians_repeat_their_runs() -> None:
-    for path in sorted((ROOT / "results" / "gaussians").glob("seed-*.json")):
+    paths = sorted((ROOT / "results" / "gaussians").glob("seed-*.json"))
+    assert len(paths) == 2
+    for path in paths:
         found = json.loads(path.read_text())
         assert found["commit"] and "dirty" not in found["commit"]
         for name in ("natural", "robust"):

@@ -229,12 +229,17 @@ def test_levels_stay_within_eps_and_jpeg_changes_images() -> None:
     levels = levels_within(images, clean, 0.05)
     assert ((levels.double() / 255 - clean.double()).abs() <= 0.05 + 1e-6).all()
     assert ((levels.double() / 255 - images.double()).abs() <= 1 / 255).all()
+    held = in_8_bits(clean.clamp(0.1, 0.9))
+    for shift, nearest in ((0.4, 0), (0.6, 1)):
+        moved = levels_within(held.double() + shift / 255, held, 0.05)
+        assert torch.equal(moved.int(), (255 * held).round().int() + nearest)
     assert torch.equal(levels_within(in_8_bits(clean), in_8_bits(clean), 0.0).float() / 255, in_8_bits(clean))
     colour = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
     for each in (images, colour):
         back = through_jpeg(each)
         assert back.shape == each.shape and not torch.equal(back, each)
-        assert (back - each).abs().mean() < 0.2 and torch.equal(back, in_8_bits(back))
+        assert torch.equal(back, in_8_bits(back))
+    assert (through_jpeg(images) - images).abs().mean() < 0.02  # at 75 it would be .03
 
 
 # ---------------------------------------------------------------- precision
@@ -447,9 +452,7 @@ def test_until_goes_on_to_the_interval_asked_for(
     half = (first.high - first.low) / 2
     found = ah.audit(model, digits, until=0.7 * half, out=tmp_path / "u", **settings)
     score = found.protocols["corrected"].ers
-    assert score is not None and (
-        (score.high - score.low) / 2 <= 0.7 * half or found.data["attacked"][0] == len(digits)
-    )
+    assert score is not None and (score.high - score.low) / 2 <= 0.7 * half and found.data["attacked"][0] < len(digits)
     assert found.data["attacked"][0] > 12 and (tmp_path / "u" / "audit.json").is_file()
     left = {path.name for path in (tmp_path / "u").iterdir()}
     assert "shards" in left and not any(name.startswith("queries") for name in left)

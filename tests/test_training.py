@@ -15,10 +15,14 @@ import torch
 from safetensors.torch import load_file
 
 import anchorhold as ah
+from anchorhold.console import Silent
 from anchorhold.defences import DEFENCES, Defence, Step
 from anchorhold.defences.natural import NaturalSettings
 from anchorhold.errors import DataError, Interrupted, RunError, SettingsError
-from anchorhold.layers import settings_from
+from anchorhold.layers import build, settings_from
+from anchorhold.monitors import load_images, retrieval
+from anchorhold.perturb.ascend import Budget
+from anchorhold.perturb.ball import Ball
 
 TINY: dict[str, Any] = {
     "train": {"epochs": 2, "evaluate_every": 1, "checkpoint_seconds": 0, "collapse_warmup": 9},
@@ -195,6 +199,41 @@ def test_the_learning_rate_of_every_step(digits: ah.Dataset, tmp_path: Path, mon
     assert rates == pytest.approx([1e-3 * (1 - i / 58) for i in range(58)])
 
 
+def test_the_steps_on_images_are_those_of_all_epochs(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = torch.argsort(digits.train.labels, stable=True)[:64]  # in pair order
+    monkeypatch.setattr("anchorhold.training._plan", lambda images, settings, key: [fixed])
+    counts = []
+    for epochs in (1, 2):
+        run = fit(digits, tmp_path / str(epochs), "act", train={"epochs": epochs}, defence={"steps": 2})
+        counts.append(run.read_json()["image_steps"])
+    assert 0 < 2 * counts[0] == counts[1]
+
+
+def test_what_is_measured_is_what_is_exported(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", "natural", train={"ema": 0.99}, batch={"pairs": 100})
+    test = load_images(digits.test, build(run.read_json()["settings"]).data, torch.device("cpu"), Silent())
+    found, _ = retrieval(ah.load(run.path), test)
+    assert {name: run.metrics()[-1][name] for name in found} == pytest.approx(found, abs=1e-6)
+
+
+def test_the_attack_after_an_epoch_has_the_whole_ball_in_reach(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Ball, Budget]] = []
+
+    def spy(model: Any, test: Any, gallery: Any, ball: Ball, budget: Budget, *rest: Any) -> float:
+        seen.append((ball, budget))
+        return 0.0
+
+    monkeypatch.setattr("anchorhold.training.recall_under_attack", spy)
+    attack = {"epochs": 1, "attack_eps": 0.05, "attack_steps": 4}
+    fit(digits, tmp_path / "run", "natural", train=attack, batch={"pairs": 300})
+    ((ball, budget),) = seen
+    assert ball.eps == 0.05 and budget.steps == 4 and budget.alpha == pytest.approx(2.5 * 0.05 / 4)
+
+
 # Resume -----------------------------------------------------------------------------------------------------
 
 CHILD = """
@@ -324,6 +363,14 @@ def test_a_finished_run_that_lost_its_model_writes_it_anew(digits: ah.Dataset, t
     with pytest.raises(RunError, match="neither its model nor a checkpoint any more: train anew"):
         ah.resume(run.path, device="cpu")
     assert lost.exists() and not model.exists()
+
+
+def test_flags_of_epochs_that_are_trained_again_are_dropped(digits: ah.Dataset, tmp_path: Path) -> None:
+    run = fit(digits, tmp_path / "run", "natural", train={"epochs": 1}, batch={"pairs": 300})
+    flags = [{"name": "canary", "epoch": epoch, "text": "", "value": 0.4} for epoch in (1, 2)]
+    run.update_json(status="interrupted", flags=flags)
+    ah.resume(run.path, device="cpu")
+    assert run.read_json()["flags"] == flags[:1]
 
 
 def test_data_by_name_and_overrides_with_dots(digits: ah.Dataset, tmp_path: Path) -> None:

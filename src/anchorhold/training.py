@@ -260,8 +260,7 @@ def _train(
                     settings.batch.mining_pairs,
                     parts.get("companion"),
                     fast,
-                    # One step earlier each time: CA-TRIDE takes turns, and every 500th step is the same one's.
-                    watched and (at.step + at.step // train.canary_every) % train.canary_every == 0,
+                    watched and canary_due(at.step, train.canary_every),
                     graphed,
                     ranks,
                 )
@@ -328,6 +327,14 @@ def _train(
             image_steps=round(at.image_steps),
         )
     ranks.wait()
+
+
+def canary_due(step: int, every: int) -> bool:
+    """Whether the canary looks at this step, one of `every` and one earlier each time.
+
+    CA-TRIDE takes turns, and every 500th step is the same one's.
+    """
+    return (step + step // every) % every == 0
 
 
 def _unperturbed(defence: Any) -> Any:

@@ -190,6 +190,11 @@ def test_es_moves_away_though_it_starts_stationary(protocol: str) -> None:
     assert found.measures["ES:D"].tolist() == pytest.approx([chord] * 3, abs=1e-5)
 
 
+def test_es_opens_by_itself_only_where_the_budget_does_not_say_how() -> None:
+    goal = ATTACKS["ES"]("corrected")
+    assert [goal.prepare(Budget(start=start)).start for start in ("zero", "random")] == ["tiny", "random"]
+
+
 def test_es_published_is_the_shift_before_the_last_step() -> None:
     there = world()
     short = {steps: run(there, ATTACKS["ES"]("published"), budget=Budget(steps, 0.02)) for steps in (2, 3)}

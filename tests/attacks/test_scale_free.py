@@ -53,6 +53,19 @@ def test_value_and_direction_do_not_change_with_scale_or_shift(name: str) -> Non
     assert torch.allclose(a, 1e-3 * b, atol=1e-6)
 
 
+def test_the_spread_of_the_list_is_a_constant_in_the_gradient() -> None:
+    scene = world().scene
+    e = changed(scene.queries).requires_grad_()
+    (found,) = torch.autograd.grad(made("margin", scene)[2].value(e[:, None], IDS).sum(), e)
+    h = halves(e, scene.gallery, scene.gallery.mean(0))
+    match = scene.labels[IDS][:, None] == scene.gallery_labels
+    other = torch.arange(len(scene.gallery)) != scene.own[IDS][:, None]
+    nearest = [h.masked_fill(~(which & other), torch.inf).min(1).values for which in (match, ~match)]
+    gap = (nearest[0] - nearest[1]) / h.detach().std(1)
+    (wanted,) = torch.autograd.grad(gap.clamp(max=0.05).sum(), e)
+    assert wanted.abs().max() > 0.1 and torch.allclose(found, wanted, atol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["LTM", "GTM", "nearest", "margin", "untargeted", "targeted", "GTT"])
 def test_above_zero_is_beaten(name: str) -> None:
     scene = world().scene

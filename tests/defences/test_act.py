@@ -1,10 +1,13 @@
 """Anti-collapse triplets: the pair moves together, the anchor stays."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from anchorhold.defences.act import ActSettings, anti_collapse, collapse_pair
 from anchorhold.defences.natural import NaturalSettings, natural
+from anchorhold.defences.step import Step
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
 from anchorhold.perturb.ascend import Budget, ascend
@@ -28,15 +31,30 @@ def test_without_steps_it_is_natural_training() -> None:
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain[1], still[1]))
 
 
-def test_the_anchor_stays_clean_and_the_loss_rises() -> None:
+def test_the_anchor_stays_clean_and_the_pair_comes_together() -> None:
     step = make_step()
     seen: list[torch.Tensor] = []
     embed = step.embed
     step.embed = lambda images: seen.append(images) or embed(images)  # type: ignore[func-returns-value, method-assign]
-    loss, _ = train(step, anti_collapse(step, ActSettings(eps=0.2, alpha=0.05, steps=6)))
-    clean, _ = train(step, anti_collapse(step, ActSettings(steps=0)))
+    for steps in (6, 0):
+        train(step, anti_collapse(step, ActSettings(eps=0.2, alpha=0.05, steps=steps)))
     assert torch.equal(seen[0].unflatten(0, (-1, 3))[:, 0], step.batch.images[0::2])
-    assert not torch.equal(seen[0], seen[1]) and loss != clean
+    moved, clean = (embed(images).unflatten(0, (-1, 3)) for images in seen)
+    assert (euclidean(moved[:, 1], moved[:, 2]) < euclidean(clean[:, 1], clean[:, 2])).all()
+
+
+def test_triplets_are_mined_in_the_window_and_on_clean_embeddings(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, mine, asked = make_step(), Step.mine, []
+
+    def spy(self: Step, sampler: str, embeddings: torch.Tensor, margin: float) -> Any:
+        asked.append((sampler, embeddings, margin))
+        return mine(self, sampler, embeddings, margin)
+
+    monkeypatch.setattr(Step, "mine", spy)
+    train(step, anti_collapse(step, ActSettings("semihard", window=0.7, eps=0.2, alpha=0.05, steps=2)))
+    with step.frozen() as embed:
+        ((sampler, mined_on, window),) = asked
+        assert (sampler, window) == ("semihard", 0.7) and torch.allclose(mined_on, embed(step.batch.images), atol=1e-12)
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -118,19 +118,19 @@ def slow(step: Step, settings: AdmlSettings) -> Tensor:
                 (gradient,) = torch.autograd.grad(goal, x)
                 x = x.detach() + alpha * gradient.sign()
                 x = torch.minimum(torch.maximum(x, images[i] - settings.eps), images[i] + settings.eps).clamp(0, 1)
-            return embed(x)[0].detach()
+            return step.model(x.detach())[0]
 
-        near, far = [], []
+        near, far, live = [], [], step.model(images)
         for a, p, n in zip(chosen.anchor.tolist(), chosen.positive.tolist(), chosen.negative.tolist()):
-            one, two = (clean[a], clean[p]), (clean[a], clean[n])
+            one, two = (live[a], live[p]), (live[a], live[n])
             if settings.perturb == "positive":
-                one = (clean[a], moved(p, a, None))
+                one = (live[a], moved(p, a, None))
             elif settings.perturb == "negative":
-                two = (clean[a], moved(n, None, a))
+                two = (live[a], moved(n, None, a))
             elif settings.loss == "triplet":
-                one, two = (moved(a, p, n), clean[p]), (moved(a, p, n), clean[n])
+                one, two = (moved(a, p, n), live[p]), (moved(a, p, n), live[n])
             else:
-                one, two = (moved(a, p, None), clean[p]), (moved(a, None, n), clean[n])
+                one, two = (moved(a, p, None), live[p]), (moved(a, None, n), live[n])
             near.append(torch.linalg.vector_norm(one[0] - one[1] + 1e-6))
             far.append(torch.linalg.vector_norm(two[0] - two[1] + 1e-6))
     pull, push = torch.stack(near), torch.stack(far)
@@ -154,8 +154,10 @@ def slow(step: Step, settings: AdmlSettings) -> Tensor:
 def test_a_step_is_what_the_plain_loop_makes_of_it(loss: dict[str, Any], perturb: Any) -> None:
     settings = AdmlSettings(**ROUGH, **loss, perturb=perturb, attack_rate=1.0)
     step = make_step(labels=[0, 0, 1, 1, 2, 2])
-    (found, _), _ = run(settings, step)
-    assert torch.allclose(found, slow(step, settings), atol=1e-12)
+    (found, gradients), _ = run(settings, step)
+    wanted, expected = train(step, iter([slow(step, settings)]))
+    assert torch.allclose(found, wanted, atol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(gradients, expected, strict=True))
     (harmless, _), _ = run(replace(settings, attack_rate=0.0), step)
     assert found > harmless
 

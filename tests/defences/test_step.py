@@ -1,5 +1,6 @@
 """What every defence leans on: the inner attack and its canary, benign batches, the running mean of the weights."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from anchorhold.monitors import load_images, signs_of_collapse
 from anchorhold.random import Key
 from anchorhold.record import Run
 from anchorhold.stopping import CANARY, judge_canary
+from anchorhold.training import canary_due
+from anchorhold.triplets import mine
 from tests import reference
 from tests.defences.test_hardness import make_step
 
@@ -112,7 +115,7 @@ def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch: pytest.
 
 def test_the_canary_looks_at_both_turns_of_a_defence_that_alternates() -> None:
     every = settings_from("hm-lga").train.canary_every
-    looked = [step for step in range(8 * every) if (step + step // every) % every == 0]
+    looked = [step for step in range(8 * every) if canary_due(step, every)]
     assert 6 <= len(looked) <= 8 and {step % 2 for step in looked} == {0, 1}
 
 
@@ -215,7 +218,8 @@ def test_the_signs_are_those_of_plain_loops(digits: ah.Dataset) -> None:
     signs = signs_of_collapse(model, images, key)
     ids = pair_batches(digits.train.labels, 256, key)[0]
     with torch.no_grad():
-        e = model.eval()(torch.cat(list(images.plain(ids))).double()).tolist()
+        embeddings = model.eval()(torch.cat(list(images.plain(ids))).double())
+    e = embeddings.tolist()
     names, labels = ids.tolist(), digits.train.labels[ids].tolist()
     pairs = [(i, j) for i in range(len(e)) for j in range(i)]
     d = {pair: reference.distance(e[pair[0]], e[pair[1]]) for pair in pairs}
@@ -227,7 +231,21 @@ def test_the_signs_are_those_of_plain_loops(digits: ah.Dataset) -> None:
     assert signs["inter_distance"] == pytest.approx(sum(outer) / len(outer), abs=1e-5)
     cosines = [1 - reference.cosine(e[i], e[j]) for i, j in pairs]
     assert signs["mean_cosine"] == pytest.approx(sum(cosines) / len(cosines), abs=1e-5)
-    assert signs["separability"] == pytest.approx(-signs["hardness"] / mean, abs=1e-5)
+    mined = mine("random", embeddings, digits.train.labels[ids], key)
+    near, far = (
+        [reference.distance(e[i], e[j]) for i, j in zip(mined.anchor.tolist(), others.tolist())]
+        for others in (mined.positive, mined.negative)
+    )
+    h = [x - y for x, y in zip(near, far)]
+    hardness = sum(h) / len(h)
+    assert signs["hardness"] == pytest.approx(hardness, abs=1e-5)
+    assert signs["separability"] == pytest.approx(-hardness / mean, abs=1e-5)
+    assert signs["hardness_variance"] == pytest.approx(sum((x - hardness) ** 2 for x in h) / len(h), rel=1e-4)
+    sides = []
+    for side in (near, far):
+        share = [math.exp(-10 * (x - min(side))) for x in side]
+        sides.append(sum(w * x for w, x in zip(share, side)) / sum(share))
+    assert signs["collapseness"] == pytest.approx(sides[0] - sides[1], abs=1e-5)
 
 
 def test_the_shift_is_by_the_spread_of_the_clean_batch() -> None:

@@ -362,10 +362,14 @@ def test_without_its_attack_it_is_natural_training_and_the_top_rank(phase: Any) 
     still = run(step, settings)
     assert torch.allclose(plain[0], still[0], atol=1e-12)
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain[1], still[1]))
-    ranked, _, units, _ = run(step, replace(settings, top_rank_loss=True, beta=0.9))
-    e = step.embed(units.flatten(0, 1)).detach().unflatten(0, (-1, 3))
-    extra = 0.5 * top_rank_loss(euclidean(e[:, 0], e[:, 1]), euclidean(e[:, 0], e[:, 2]), 0.9)
+    ranked, gradients, units, _ = run(step, replace(settings, top_rank_loss=True, beta=0.9))
+    e = step.embed(units.flatten(0, 1)).unflatten(0, (-1, 3))
+    near, far = euclidean(e[:, 0], e[:, 1]), euclidean(e[:, 0], e[:, 2])
+    extra = 0.5 * top_rank_loss(near, far, 0.9)
     assert extra > 0 and torch.allclose(ranked, still[0] + (extra if phase == "anp" else 0), atol=1e-12)
+    wanted = torch.relu(near - far + 0.2).mean() + (extra if phase == "anp" else 0)
+    _, expected = train(step, iter([wanted]))
+    assert all(torch.allclose(a, b, atol=1e-10) for a, b in zip(gradients, expected, strict=True))
 
 
 def in_its_window(step: Step, settings: TrideSettings) -> Step:

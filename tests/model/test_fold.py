@@ -76,9 +76,7 @@ def test_what_cannot_be_folded_is_left_alone() -> None:
     assert folded(Curious()) is None
     shared = nn.Conv2d(3, 3, 1)
     twice = nn.Sequential(shared, nn.BatchNorm2d(3), shared, nn.BatchNorm2d(3)).eval()
-    run = folded(twice)
-    x = torch.rand(1, 3, 4, 4)
-    assert run is None or torch.allclose(run(x), twice(x), atol=1e-6)
+    assert folded(twice) is None
 
 
 def test_the_shape_is_cached_and_dies_with_its_model() -> None:

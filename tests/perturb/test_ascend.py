@@ -59,8 +59,21 @@ def test_stays_in_ball_and_range(norm: str, start: str) -> None:
 
 def test_eps_zero_and_no_steps_change_nothing() -> None:
     x = pictures(3)
-    for ball, budget in [(Ball(0.0), Budget(5)), (Ball(0.1), Budget(0)), (Ball(0.0, "l2"), Budget(5))]:
-        assert torch.equal(ascend(tanh_embedder(9), x, towards(draw(3, 6)), ball, budget).images, x)
+    for ball, budget in [
+        (Ball(0.0), Budget(5)),
+        (Ball(0.1), Budget(0)),
+        (Ball(0.0, "l2"), Budget(5)),
+        (Ball(0.0), Budget(0, restarts=2)),
+    ]:
+        assert torch.equal(ascend(tanh_embedder(9), x, towards(draw(3, 6)), ball, budget, key=KEY).images, x)
+
+
+def test_random_l2_starts_are_uniform_by_volume() -> None:
+    """The share of the ball's volume within a uniform point's radius is uniform in [0, 1]."""
+    x, eps = pictures(4000), 0.3
+    radius = (Ball(eps, "l2", **FREE).start(x, KEY, torch.arange(4000)) - x).flatten(1).norm(dim=1)
+    share = (radius / eps).pow(9)
+    assert abs(share.mean() - 1 / 2) < 0.02 and abs(share.square().mean() - 1 / 3) < 0.02
 
 
 # Units that are done leave, batches of any size -------------------------------------------------------------
@@ -91,6 +104,15 @@ def test_units_known_to_be_done_never_enter_the_loop() -> None:
     known = ascend(embed, x, goal, ball, budget, embedded=embed(x.flatten(0, 1)).unflatten(0, (-1, 3)), batch=5)
     assert torch.equal(known.images, unknown.images) and known.active == unknown.active
     assert known.image_steps < unknown.image_steps
+
+
+def test_units_known_to_be_done_are_measured_where_iterates_are_compared() -> None:
+    x, goal = hm()
+    embed, ball, budget = tanh_embedder(9), Ball(0.2), Budget(5, 0.03, keep="best")
+    embedded = embed(x.flatten(0, 1)).unflatten(0, (-1, 3))
+    assert goal.goal is not None and goal.goal(embedded, torch.arange(12)).any()
+    found = ascend(embed, x, goal, ball, budget, embedded=embedded)
+    assert found.value is not None and found.value.isfinite().all()
 
 
 @pytest.mark.parametrize("batch", [1, 5, 12])
@@ -161,10 +183,16 @@ def test_reported_value_is_that_of_the_returned_images() -> None:
         Budget(5, 0.1, keep="best"),
         Budget(5, 0.1, restarts=3),
         Budget(5, 0.1, restarts=2, keep="best"),
+        Budget(0, restarts=3),
+        Budget(0, keep="best"),
     ):
-        found = ascend(embed, x, towards(target), Ball(0.2), budget, key=KEY)
-        value = (embed(found.images[:, 0]) * target).sum(1)
-        assert found.value is not None and torch.allclose(found.value, value, atol=1e-12)
+        for first in (None, lambda e, positions: 100 + e[:, 0].sum(1)):  # which is climbed and never reported
+            found = ascend(embed, x, replace(towards(target), first=first), Ball(0.2), budget, key=KEY)
+            value = (embed(found.images[:, 0]) * target).sum(1)
+            assert found.value is not None and torch.allclose(found.value, value, atol=1e-12)
+            over = replace(towards(target), first=first, done=lambda e, positions: e[:, 0, 0] > -2)  # all, at once
+            found = ascend(embed, x, over, Ball(0.2), budget, key=KEY)
+            assert found.value is not None and found.value.isfinite().all()
 
 
 def test_restarts_are_for_survivors_only() -> None:
@@ -182,6 +210,14 @@ def test_restarts_are_for_survivors_only() -> None:
     assert kept.any() and not kept.all()
     assert torch.equal(twice.images[kept], once.images[kept])
     assert met(twice.images)[kept].all()
+
+
+def test_a_restart_that_met_the_goal_replaces_what_was_higher() -> None:
+    x = torch.full((64, 1, 1, 1, 1), 0.5, dtype=torch.float64)
+    low = Objective(lambda e, positions: e[:, 0, 0], lambda e, positions: e[:, 0, 0] < 0.45)  # a quarter of the ball
+    budget = Budget(1, 0.0, start="random", restarts=6)
+    found = ascend(lambda images: images.flatten(1), x, low, Ball(0.1), budget, key=KEY)
+    assert (found.images < 0.45).double().mean() > 0.6  # of 1 − 0.75⁶ = 0.82
 
 
 def test_a_stationary_objective_names_its_first_direction() -> None:
@@ -207,6 +243,12 @@ def test_a_tiny_start_only_names_a_direction() -> None:
     assert (embed(freed.images[:, 0]) - clean).norm(dim=1).min() > 0.01
     with pytest.raises(SettingsError, match="key"):
         ascend(embed, x, away, Ball(0.1), Budget(5, 0.02, start="tiny"))
+
+
+def test_after_a_tiny_start_the_others_are_anywhere_in_the_ball() -> None:
+    x, budget = pictures(8), Budget(1, 0.0, start="tiny", restarts=2)
+    found = ascend(tanh_embedder(9), x, towards(draw(8, 6)), Ball(0.1), budget, key=KEY)
+    assert (found.images - x).abs().max() > 0.05
 
 
 @pytest.mark.parametrize("batch", [5, 12])

@@ -1,5 +1,6 @@
 """APGD, Square and C&W: closed forms, and what they promise about balls, values and randomness."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from anchorhold import Ball, Budget, Objective, ascend
 from anchorhold.attacks.recall import Gallery, margin
 from anchorhold.errors import DataError, SettingsError
+from anchorhold.perturb.gradient import moments
 from anchorhold.perturb.methods import METHODS
 from anchorhold.perturb.minnorm import smallest_eps, smallest_l2
 from anchorhold.perturb.square import share_of, square
@@ -70,6 +72,59 @@ def test_apgd_finds_the_top_that_a_fixed_step_walks_around() -> None:
     adaptive = ascend(embed, x, goal, Ball(0.1), Budget(60, keep="best", rule="apgd"))
     assert (reached(embed, adaptive.images, goal) >= reached(embed, fixed.images, goal)).all()
     assert reached(embed, adaptive.images, goal).min() > -1e-4 > reached(embed, fixed.images, goal).mean()
+
+
+def slow_apgd(value: Callable[[Tensor], Tensor], origin: Tensor, ball: Ball, steps: int) -> Tensor:
+    """One unit, from its clean image."""
+
+    def look(x: Tensor) -> tuple[float, Tensor]:
+        x = x.clone().requires_grad_()
+        height = value(x)
+        return height.item(), torch.autograd.grad(height, x)[0]
+
+    x = before = best_x = origin
+    height, gradient = look(x)
+    best, best_gradient = height, gradient
+    eta, rises, last, kept, then = 2 * ball.eps, 0, 0, False, -math.inf
+    for step in range(steps):
+        if step:
+            now, gradient = look(x)
+            rises += now > height
+            height = now
+            if now > best:
+                best, best_x, best_gradient = now, x, gradient
+        if step in moments(steps):
+            halve = rises < 0.75 * (step - last) or (kept and best <= then)
+            kept, then, rises, last = not halve, best, 0, step
+            if halve:
+                eta, x, gradient = eta / 2, best_x, best_gradient
+        weight = 0.75 if step else 1.0
+        z = ball.project(ball.step(x, gradient, eta), origin)
+        x, before = ball.project(x + weight * (z - x) + (1 - weight) * (x - before), origin), x
+    return x if look(x)[0] > best else best_x
+
+
+@pytest.mark.parametrize(("norm", "waves"), [("linf", 20), ("linf", 60), ("l2", 60)])
+def test_apgd_takes_the_steps_of_a_plain_loop(norm: str, waves: int) -> None:
+    x, ball = torch.full((16, 1, 1, 3, 3), 0.5, dtype=torch.float64), Ball(0.15, norm)  # type: ignore[arg-type]
+    peak = 0.5 + 0.2 * draw(16, 9, name="peak")
+
+    def value(e: Tensor, positions: Tensor) -> Tensor:
+        hill = -(e[:, 0] - peak[positions]).square().sum(1)
+        return hill + 0.02 * torch.sin(waves * e[:, 0]).sum(1)
+
+    found = ascend(lambda images: images.flatten(1), x, Objective(value), ball, Budget(60, keep="best", rule="apgd"))
+    for i in range(16):
+        slow = slow_apgd(lambda z, i=i: value(z.flatten(2), torch.tensor([i]))[0], x[i : i + 1], ball, 60)
+        assert torch.allclose(found.images[i : i + 1], slow, rtol=0, atol=1e-6)  # a flat top: its best is rounding
+
+
+def test_apgd_keeps_an_iterate_that_met_the_goal_over_a_higher_one() -> None:
+    x = torch.full((4, 1, 1, 1, 1), 0.5, dtype=torch.float64)
+    beyond = lambda e, positions: e[:, 0, 0] > 0.55  # noqa: E731
+    falling = Objective(lambda e, positions: e[:, 0, 0] - 1.0 * beyond(e.detach(), positions), beyond)
+    found = ascend(lambda images: images.flatten(1), x, falling, Ball(0.1), Budget(9, keep="best", rule="apgd"))
+    assert (found.images > 0.55).all()
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -162,9 +217,19 @@ def test_square_stops_at_the_top_of_an_objective() -> None:
     assert asked == [4 * 21, 4]
 
 
+def test_square_keeps_what_met_the_goal_over_what_is_higher() -> None:
+    x = torch.full((8, 1, 1, 2, 2), 0.5, dtype=torch.float64)
+    brighter = Objective(
+        lambda e, positions: -(e[:, 0] - 0.5).abs().sum(1), lambda e, positions: e[:, 0].mean(1) > 0.52
+    )
+    found = square(lambda images: images.flatten(1), x, brighter, Ball(0.1), Budget(200), key=KEY)
+    assert (found.images.flatten(1).mean(1) > 0.52).all()
+
+
 def test_squares_shrink() -> None:
     shares = [share_of(query, 1000) for query in range(1000)]
     assert shares == sorted(shares, reverse=True) and shares[0] == 0.8 and shares[-1] == 0.8 / 2**8
+    assert [shares[query] for query in (1, 2, 5, 6)] == [0.8, 0.4, 0.4, 0.2]  # after 0.1 and 0.5 %, not with them
 
 
 def test_square_says_what_it_cannot_do() -> None:

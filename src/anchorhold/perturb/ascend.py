@@ -315,7 +315,7 @@ def _climb(
         if watch is not None and not looking:
             # The start is where the last step will be written to.
             watch(step, here.detach() if step else here.detach().clone(), where)
-        opening = first is not None and step == 0
+        opening = first is not None and step == 0 and not looking
         with torch.set_grad_enabled(not looking):
             embeddings = embed_units(here, own)
             value = first(embeddings, where) if first is not None and opening else objective.value(embeddings, where)
@@ -323,8 +323,8 @@ def _climb(
             objective.coupled or value.shape == active.shape,
             f"the objective gave {tuple(value.shape)} for {len(active)} units; give one number each, or coupled=True",
         )
-        if budget.weighs and not opening:
-            height = value.detach().double()
+        if budget.weighs:
+            height = (objective.value(embeddings.detach(), where) if opening else value.detach()).double()
             better = height > level[active] if best else torch.ones_like(height, dtype=torch.bool)
             level[active[better]] = height[better]
             if best:
@@ -345,7 +345,7 @@ def _climb(
                 out.x[active] = here
             stay = stay.to(x.device, non_blocking=True)
             active, here, region = active[stay], here[stay], region.rows(stay)
-    if not best and here is not x:
+    if not best and budget.steps:  # without a step, that is where they are
         out.x[active] = here.detach()
     return out
 

@@ -3,10 +3,11 @@
     z = P(x + η g),  x' = P(x + ¾ (z − x) + ¼ (x − x before))
 
 η starts at 2ε. At fixed moments it is halved for a unit that rose in fewer than three quarters of the steps since
-the last one, or that kept its η there and found nothing better; it then goes on from its best iterate. There is no
-step length to choose, and the best iterate is kept.
+the last one, or that kept its η there and found nothing better; it then goes on from its best iterate, with the
+iterate before the present one in its momentum. There is no step length to choose, and the best iterate is kept.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,14 +40,14 @@ class Climb:
 
 
 def moments(steps: int) -> list[int]:
-    """The steps after which η may be halved: p₀ = 0, p₁ = 0.22, pⱼ₊₁ = pⱼ + max(pⱼ − pⱼ₋₁ − 0.03, 0.06), of all.
+    """The steps ⌈pⱼ · steps⌉ after which η may be halved: p₀ = 0, p₁ = 0.22, pⱼ₊₁ = pⱼ + max(pⱼ − pⱼ₋₁ − 0.03, 0.06).
 
-    >>> moments(100)
-    [22, 41, 57, 70, 80, 87, 93, 99]
+    >>> moments(100), moments(60)
+    ([22, 41, 57, 70, 80, 87, 93, 99], [14, 25, 35, 42, 48, 53, 56, 60])
     """
     before, now, found = 0.0, FIRST, []
     while now < 1 - 1e-9:
-        found.append(max(1, round(now * steps)))
+        found.append(math.ceil(now * steps - 1e-9))
         before, now = now, now + max(now - before - LESS, LEAST)
     return sorted(set(found))
 
@@ -105,7 +106,7 @@ def adapt(
         here = here.detach()
         chosen = active[better]
         out.level[chosen], out.x[chosen], slope[chosen] = now[better], here[better], gradient[better]
-        rises[active] += now > height[active]
+        rises[active] += (now > height[active]) & (step > 0)  # the start is no rise
         height[active] = now
         if looking:
             break
@@ -123,7 +124,6 @@ def adapt(
             back = halved.reshape(wide)
             here = torch.where(back, out.x[active], here)
             gradient = torch.where(back, slope[active], gradient)
-            before = torch.where(back, here, before)
         eta = size[active].reshape(wide)
         straight = ball.project(_stride(ball, here, gradient, eta), centre)
         weight = MOMENTUM if step else 1.0

@@ -1,0 +1,66 @@
+"""When a training is judged to have collapsed."""
+
+from pathlib import Path
+
+import pytest
+
+from anchorhold.checkpoint import Progress
+from anchorhold.console import Silent
+from anchorhold.errors import RunError
+from anchorhold.layers import settings_from
+from anchorhold.record import Run
+from anchorhold.settings import Settings
+from anchorhold.stopping import judge_collapse
+
+FLAT = {"separability": 0.0, "mean_distance": 1.0}
+ROUND = {"separability": 0.5, "mean_distance": 1.0}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "run", {"status": "training"})
+
+
+def after(warmup: int, on_collapse: str = "stop") -> Settings:
+    return settings_from("hm-lga", {"train": {"collapse_warmup": warmup, "on_collapse": on_collapse}})
+
+
+def judge(run: Run, settings: Settings, at: Progress, *rows: dict[str, float]) -> None:
+    """One epoch a row."""
+    for row in rows:
+        at.epoch += 1
+        judge_collapse(run, settings, at, row, Silent())
+
+
+def test_one_flat_epoch_is_no_collapse_and_two_running_are(run: Run) -> None:
+    settings, at = after(0), Progress()
+    judge(run, settings, at, FLAT, ROUND, FLAT)
+    assert run.read_json()["status"] == "training" and at.collapsed == 1
+    with pytest.raises(RunError, match="the model collapsed by epoch 4"):
+        judge(run, settings, at, FLAT)
+    assert run.read_json()["status"] == "stopped"
+
+
+def test_epochs_of_the_warmup_do_not_count(run: Run) -> None:
+    settings, at = after(3), Progress()
+    judge(run, settings, at, FLAT, FLAT, FLAT)
+    assert at.collapsed == 0
+    judge(run, settings, at, FLAT)
+    with pytest.raises(RunError, match="the model collapsed by epoch 5"):
+        judge(run, settings, at, FLAT)
+
+
+def test_embeddings_on_one_point_are_flat_however_well_they_separate(run: Run) -> None:
+    point = {"separability": 0.5, "mean_distance": 1e-4}
+    with pytest.raises(RunError, match="the model collapsed by epoch 2"):
+        judge(run, after(0), Progress(), point, point)
+
+
+def test_a_collapse_that_is_gone_on_with_is_said_once(run: Run) -> None:
+    said: list[str] = []
+    report = Silent()
+    report.say = said.append  # type: ignore[method-assign]
+    at = Progress()
+    for at.epoch in (1, 2, 3, 4):
+        judge_collapse(run, after(0, "warn"), at, FLAT, report)
+    assert len(said) == 1 and "by epoch 2" in said[0] and run.read_json()["status"] == "training"
