@@ -180,6 +180,7 @@ def test_the_readme_says_how_many_rows_are_reproduced() -> None:
     told = f"Of the {words[len(rows)]} published rows that were trained on CUB {words[len(found)]} come out within"
     assert f"{told} {apart['R@1']:.1f} points of R@1 and {apart['ERS']:.1f} of ERS" in readme
     assert f"say what is known of the other {words[len(rows) - len(found)]}." in readme
+    assert f"{words[len(found)]} of {words[len(rows)]} published rows are reproduced, HM" in PAGE
 
 
 def test_the_readme_repeats_the_benchmark() -> None:
