@@ -177,8 +177,10 @@ def test_the_readme_says_how_many_rows_are_reproduced() -> None:
         for head, name in (("R@1", "R@1"), ("ERS publ.", "ERS"))
     }
     words = dict(enumerate(("three", "four", "five", "six", "seven", "eight", "nine"), start=3))
-    told = f"Of the {words[len(rows)]} published rows that were trained on CUB {words[len(found)]} come out within"
-    assert f"{told} {apart['R@1']:.1f} points of R@1 and {apart['ERS']:.1f} of ERS" in readme
+    told = (
+        f"Of the {words[len(rows)]} published rows that were trained on CUB {words[len(found)]} come out, with seed 0,"
+    )
+    assert f"{told} within {apart['R@1']:.1f} points of R@1 and {apart['ERS']:.1f} of ERS" in readme
     assert f"say what is known of the other {words[len(rows) - len(found)]}." in readme
     assert f"{words[len(found)]} of {words[len(rows)]} published rows are reproduced, HM" in PAGE
 
@@ -370,15 +372,17 @@ def test_the_page_says_what_larger_batches_do_to_catride() -> None:
         assert words.format(lines[name]["R@1"], lines[name]["ERS publ."]) in page
     few, *many = map(log_of, ("catride", "catride-112", "catride-112-1"))
     reached = [row["hardness_after"] for log in many for row in log[1:5]]
-    assert f"takes H to {short(min(reached))} to {short(max(reached))} with 112 pairs" in page
+    assert f"attack takes H to {short(min(reached))} to {short(max(reached))} with 112 pairs" in page
     apart = [short(log[4]["mean_distance"]) for log in (many[0], few)]
     assert "mean distance of embeddings is {} with 112 and {} with 56".format(*apart) in page
     look = {row["epoch"]: row for row in few if "r1" in row}
     assert f"is {look[40]['r1']:.1f} already after {look[40]['step']:,} steps, at the 40th" in page
     assert f"the 25th and the 30th pair-epoch ({look[25]['r1']:.1f}, {look[30]['r1']:.1f})" in page
     assert all(30 <= look[epoch]["r1"] < 31.05 for epoch in range(50, 80, 5)) and "rests at 30 to 31 from the" in page
-    missed = [row.get("canary_gap", 0) for path in CUB if "catride" in str(path) for row in log_of(path.parent.name)]
-    assert f"in bf16 misses up to {100 * max(missed):.0f} % of what it finds in fp32" in page
+    missed = [100 * max(row.get("canary_gap", 0) for row in log) for log in (few, *many)]
+    assert f"misses in bf16 {min(missed):.0f} to {max(missed):.0f} % of what it finds in fp32" in page
+    flagged = [path.parent.name for path in CUB if json.loads(path.read_text()).get("flags")]
+    assert sorted(flagged) == ["catride", "catride-112", "catride-112-1"]
 
 
 def test_the_page_says_how_the_forms_of_catride_differ_from_print() -> None:
@@ -404,7 +408,9 @@ def test_the_page_says_how_the_forms_of_catride_differ_from_print() -> None:
     assert f"| print | {' | '.join(cells)} |" in PAGE
     printed, equations, distinct, code = (found[n] for n in ("print", "catride", "catride-distinct", "catride-code"))
     over, under = code["R@1"] - printed["R@1"], printed["ERS"] - code["ERS"]
-    assert f"R@1 of the code's form ends {over:.1f} points above print's, its ERS {under:.1f} under." in page
+    assert f"code's form ends {over:.1f} points above print's; its ERS is {under:.1f} under, and ARS" in page
+    assert f"under, and ARS {printed['ARS'] - code['ARS']:.1f}." in page
+    assert all(abs(equations[key] - printed[key]) < abs(code[key] - printed[key]) for key in ("ERS", "ARS"))
     for key in columns[:4]:
         assert min(code[key], equations[key]) < printed[key] < max(code[key], equations[key])
     for key in ("TMA", "ES:D"):
@@ -412,9 +418,17 @@ def test_the_page_says_how_the_forms_of_catride_differ_from_print() -> None:
     runs = [entry for entry in ENTRIES if entry.audit and "catride" in entry.name]
     for key in ("ES:R", "LTM", "GTM"):
         assert all(entry.audit["protocols"]["published"]["columns"][key]["value"] < printed[key] for entry in runs)
-    coded, ours = ([row["hardness_after"] for row in log_of(name)[1:5]] for name in ("catride-code", "catride"))
-    ends = [short(end(values)) for values in (coded, ours) for end in (min, max)]
-    assert "triplets to {} to {}, by the equations to {} to {}.".format(*ends) in page
+    coded, ours = (log_of(name) for name in ("catride-code", "catride"))
+    ends = [
+        short(end(row[f"hardness_{when}"] for row in log[1:5]))
+        for log in (coded, ours)
+        for when in ("before", "after")
+        for end in (min, max)
+    ]
+    told = "H is {} to {} before it and {} to {} after it, by the equations {} to {} and {} to {}."
+    assert told.format(*ends) in page
+    assert f"near 0 ({short(coded[39]['hardness_after'])}, {short(ours[39]['hardness_after'])})" in page
+    assert max(abs(a["shift_overall"] / b["shift_overall"] - 1) for a, b in zip(coded[1:5], ours[1:5])) < 0.2
     looks = [{row["epoch"]: row["r1"] for row in log_of(n) if "r1" in row} for n in ("catride", "catride-distinct")]
     gaps = [looks[1][epoch] - looks[0][epoch] for epoch in looks[0]]
     assert min(gaps) > 0 and len(gaps) == 15
@@ -477,8 +491,19 @@ def test_the_page_says_what_robust_weights_bring_without_a_defence() -> None:
     start = row_named("000/a3/cub/natural-r-init-4").printed
     twice = [row_named(f"000/{table}/cub/hm-lga-8-init-4").printed for table in ("a5", "a2")]
     first, second = ([row[key] - start[key] for key in ("R@1", "ERS")] for row in twice)
-    told = "R@1 changes by {:.1f} and ERS by {:+.1f}, in print by {:.1f} and {:+.1f}, or {:.1f} and {:+.1f}."
+    told = "changes R@1 by {:.1f} and ERS by {:+.1f}, in print by {:.1f} and {:+.1f}, or {:.1f} and {:+.1f}."
     assert told.format(*over, *first, *second) in page
+    lacks = [
+        [row[key] - value for row in (start, *twice) for key, value in (("R@1", r1), ("ERS", ers))]
+        for r1, ers in values
+    ]
+    told = "training lacks {:.1f} points of R@1 and {:.1f} of ERS, and hardness manipulation {:.1f} or {:.1f} and"
+    assert told.format(*lacks[1][:2], lacks[0][2], lacks[0][4]) in page
+    assert f"and {lacks[0][3]:.1f} or {lacks[0][5]:.1f}. **Most" in page
+    plain = float(lines["natural-112"]["R@1 print"]) - float(lines["natural-112"]["R@1"])
+    assert f"but for {plain:.1f} points of R@1 that natural training lacks from plain weights too" in page
+    rerun = row_named("000/a5/cub/hm-lga-8-init-0").printed["ERS"]
+    assert f"the plain run has {lines['hm-lga-112']['ERS publ.']} here and {rerun} in 000" in page
 
 
 def test_with_ics_eight_steps_are_enough_for_thirteen_epochs() -> None:

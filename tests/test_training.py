@@ -178,6 +178,20 @@ def test_a_model_of_your_own_is_resumed_from_its_folder_alone(
         ah.resume(tmp_path / "run", device="cpu")
 
 
+def test_a_run_that_goes_on_elsewhere_says_so(digits: ah.Dataset, tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Told(Silent):
+        def say(self, text: str) -> None:
+            told.append(text)
+
+    run = ah.fit(None, digits, "natural", tmp_path / "run", overrides=with_(train={"epochs": 1}), device="cpu")
+    for device in (run.read_json()["device"], "cuda: another"):
+        run.update_json(status="training", device=device)
+        ah.resume(tmp_path / "run", device="cpu", report=Told())
+    assert ["begun on cuda: another, going on with cpu" in text for text in told if "begun on" in text] == [True]
+
+
 def test_the_learning_rate_of_every_step(digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step has all of it and none has nothing; a run that goes on takes up where it was."""
     rates: list[float] = []

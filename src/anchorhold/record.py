@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .errors import RunError
 
-__all__ = ["SCHEMA", "Run", "atomic", "provenance"]
+__all__ = ["SCHEMA", "Run", "atomic", "provenance", "without_nan"]
 
 SCHEMA = "anchorhold.run/1"
 _UMASK = os.umask(0)
@@ -98,7 +98,7 @@ class Run:
             return
         with atomic(self.path / "run.json") as temporary:
             temporary.write_text(
-                json.dumps(_plain(info), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+                json.dumps(without_nan(info), indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
             )
 
     def read_json(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class Run:
             return
         try:
             with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(_plain(row), allow_nan=False) + "\n")
+                file.write(json.dumps(without_nan(row), allow_nan=False) + "\n")
         except OSError as error:
             raise RunError(f"cannot write {self.path / 'metrics.jsonl'}: {error.strerror}") from None
 
@@ -190,12 +190,12 @@ class Run:
         return None
 
 
-def _plain(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """The same for JSON, which has no NaN and no infinity: null stands for both."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [without_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -146,6 +146,9 @@ def resume(
     if model is None and info["model"]["given"]:
         raise RunError(f"{run.path} has no checkpoint yet and its model was made by hand: give it, or train anew")
     model = model or build_model(settings, data)
+    here = provenance(where)["device"]
+    if info.get("device") != here:
+        report.say(f"begun on {info.get('device')}, going on with {here}: the same but for rounding")
     run.update_json(status="training")
     _train(run, settings, model, data, where, report, ranks)
     return run

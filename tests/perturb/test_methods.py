@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import accumulate
 
 import pytest
 import torch
@@ -117,6 +118,30 @@ def test_apgd_takes_the_steps_of_a_plain_loop(norm: str, waves: int) -> None:
     for i in range(16):
         slow = slow_apgd(lambda z, i=i: value(z.flatten(2), torch.tensor([i]))[0], x[i : i + 1], ball, 60)
         assert torch.allclose(found.images[i : i + 1], slow, rtol=0, atol=1e-6)  # a flat top: its best is rounding
+
+
+def test_apgd_keeps_its_step_where_three_quarters_rise_and_halves_it_below() -> None:
+    """Heights by script, and a slope that turns: 12 of the 16 steps before the third moment rise, then 11."""
+    x, ball = torch.full((1, 1, 1, 1, 2), 0.5, dtype=torch.float64), Ball(0.1, **FREE)  # type: ignore[arg-type]
+    ends = []
+    for falls in ({43, 46, 49, 52}, {43, 45, 47, 49, 52}):
+
+        def scripted(falls: set[int] = falls) -> Callable[[Tensor, Tensor], Tensor]:
+            heights = accumulate(-1.0 if step in falls else 2.0 for step in range(101))
+            looks = enumerate(heights)
+
+            def value(e: Tensor, _: Tensor) -> Tensor:
+                step, height = next(looks)
+                return (-1) ** (step // 2) * (e - e.detach()).sum((1, 2)) + height
+
+            return value
+
+        budget, slow = Budget(100, keep="best", rule="apgd"), scripted()
+        found = ascend(lambda images: images.flatten(1), x, Objective(scripted()), ball, budget).images
+        wanted = slow_apgd(lambda z: slow(z.flatten(2), torch.zeros(1))[0], x, ball, 100)  # noqa: B023
+        assert torch.allclose(found, wanted, rtol=0, atol=1e-12)
+        ends.append(found)
+    assert not torch.allclose(*ends, atol=1e-3)
 
 
 def test_apgd_keeps_an_iterate_that_met_the_goal_over_a_higher_one() -> None:

@@ -123,6 +123,8 @@ def test_json_has_what_csv_has_and_says_where_it_comes_from() -> None:
     same = csv.DictReader(io.StringIO(render(TABLE.sorted_by("ers"), "csv")))
     assert [{key: "" if cell is None else str(cell) for key, cell in row.items()} for row in found["rows"]] == [*same]
     assert [row["name"] for row in found["rows"]] == ["c", "a", "b", "d"]
+    endless = render(Table((Column("r1", "R@1"),), ((float("nan"),), (float("inf"),))), "json")
+    assert [row["r1"] for row in json.loads(endless, parse_constant=pytest.fail)["rows"]] == [None, None]
     assert found["rows"][1]["ers_low"] == 27.61 and found["rows"][1]["n"] == 1234567
 
 

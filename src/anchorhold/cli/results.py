@@ -196,7 +196,9 @@ def hardness(
     batches: Annotated[int, typer.Option(help="How many; 0 is one epoch")] = 0,
     margin: Annotated[float, typer.Option(help="How far beyond the positive a semihard negative may lie")] = 0.2,
     set_: Set = [],  # noqa: B006
-    format: Format = "",
+    format: Annotated[
+        str, typer.Option(help="text, markdown, csv or json; by default what the end of --out says")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Write it there instead")] = None,
     device: Device = "auto",
 ) -> None:
@@ -245,7 +247,7 @@ def _format(format: str, out: Path | None) -> str:
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
     check(
         bool(format or ending),
-        f"--out {out}: give a file that ends in .md, .csv, .json, .txt or .html, or say --format",
+        f"--out {out}: give a file that ends in .md, .csv, .json or .txt, or say --format",
     )
     check_format(format or ending)
     return format or ending

@@ -38,7 +38,7 @@ class Ball:
         if not self.low - SLACK <= low <= high <= self.high + SLACK:
             raise DataError(
                 f"images hold pixels from {low:g} to {high:g}, not in [{self.low:g}, {self.high:g}]; "
-                "bring them into that range, or give the ball theirs as low and high"
+                "bring them into that range, or give theirs as low and high"
             )
 
     def project(self, x: Tensor, clean: Tensor) -> Tensor:

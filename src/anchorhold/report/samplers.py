@@ -89,8 +89,9 @@ def sampler_table(found: Mapping[str, Tensor]) -> Table:
         for name, rows, (mean, *others) in ((name, rows, rows.mean(0).tolist()) for name, rows in found.items())
     )
     many = len(next(iter(found.values())))
+    of = f"{many:,} {'batches' if many > 1 else 'batch'}"
     notes = (
-        f"H = d(a,p) − d(a,n) over {many:,} batches; 001 table 1 prints the first variance",
+        f"H = d(a,p) − d(a,n) over {of}; 001 table 1 prints the first variance",
         "C is 002's collapseness, λ = 10; as coded, far pairs weigh most",
     )
     return Table(columns, rows, notes)

@@ -2,7 +2,7 @@
 
 Text and Markdown round, leave out columns that hold nothing, and end with the notes; Markdown has links. CSV and JSON
 hold every column and every digit; the ends of an interval and the number of runs behind a mean are columns there.
-JSON also says where the numbers come from.
+JSON also says where they come from, where one command made them all.
 """
 
 import csv
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..record import without_nan
 from ..settings import check, nearest
 
 __all__ = [
@@ -268,7 +269,8 @@ def _csv(table: Table) -> str:
 def _json(table: Table) -> str:
     head, lines = _values(table)
     found = {"schema": "anchorhold.table/1", **table.about, "notes": table.notes}
-    return json.dumps(found | {"rows": [dict(zip(head, line)) for line in lines]}, indent=2, ensure_ascii=False)
+    found["rows"] = [dict(zip(head, line)) for line in lines]
+    return json.dumps(without_nan(found), indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def _values(table: Table) -> tuple[list[str], list[list[object]]]:
