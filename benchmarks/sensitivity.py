@@ -11,6 +11,7 @@ that moves R@1 by as much as the row is off says what the row depends on.
 originals, beside what storing them again takes: mean squared errors, in levels of 255, over images that were made
 smaller first, so that they come near to images that were never compressed. Neither does `features`: R@1 of the pooled
 features, before any training, with each of these changes and with all those variances too large or too small alike.
+`models` asks how much R@1 trained models (--models) lose when the test images alone are stored once more.
 """
 
 import argparse
@@ -32,7 +33,7 @@ import anchorhold as ah
 from anchorhold.console import Console
 from anchorhold.data.store import decode
 from anchorhold.data.workers import cores
-from anchorhold.monitors import load_images
+from anchorhold.monitors import load_images, retrieval
 from anchorhold.random import Key
 from anchorhold.record import provenance
 from anchorhold.settings import DataSettings
@@ -41,7 +42,7 @@ Found = dict[str, Any]
 STORED = 75  # the quality of the files
 QUALITY = {"webp": 33, "webp-55": 55}  # of storing them again
 TRAINED = ("as-is", "variances", *QUALITY)
-PARTS = ("distortion", "features", *TRAINED)
+PARTS = ("distortion", "features", "models", *TRAINED)
 SIDE = 192  # three quarters of the files': small enough to hide what they lost, large enough to be alike
 SAMPLE = 500  # images whose distortion is measured
 APART = 0.15  # by which an estimated variance may be off
@@ -95,13 +96,26 @@ def changed(name: str, data: ah.Dataset, weights: str, place: Path) -> tuple[ah.
     return data, weights
 
 
+def models_on(test: ah.Split, models: list[str], device: torch.device) -> dict[str, dict[str, float]]:
+    """R@1 in percent of trained models, by the quality at which the test images are stored once more."""
+    found: dict[str, dict[str, float]] = {}
+    for name, split in stored(test).items():
+        images = load_images(split, DataSettings(), device, Console())
+        for file in models:
+            found.setdefault(Path(file).stem, {})[name] = retrieval(ah.load(file, str(device)), images)[0]["r1"]
+    return found
+
+
+def stored(test: ah.Split) -> dict[str, ah.Split]:
+    return {"as-is": test} | {name: compressed(test, quality) for name, quality in QUALITY.items()}
+
+
 def features(test: ah.Split, weights: str, place: Path, device: torch.device) -> dict[str, float]:
     """R@1 in percent of what the network gives before any training, by change."""
-    splits = {"as-is": test} | {name: compressed(test, quality) for name, quality in QUALITY.items()}
     files = {"variances": moved(weights, place / "moved.safetensors")}
     files |= {f"variances * {factor}": moved(weights, place / f"{factor}.safetensors", factor) for factor in ALIKE}
     found = {}
-    for name, split in splits.items():
+    for name, split in stored(test).items():
         images = load_images(split, DataSettings(), device, Console())
         for change, file in ({name: weights} | (files if name == "as-is" else {})).items():
             found[change] = measured(file, images, 0)["r1"]
@@ -111,17 +125,20 @@ def features(test: ah.Split, weights: str, place: Path, device: torch.device) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="CUB_200_2011", help="where CUB lies")
-    parser.add_argument("--weights", default="", help="a file in torchvision's layout, for all but distortion")
+    parser.add_argument("--weights", default="", help="a file in torchvision's layout")
+    parser.add_argument("--models", nargs="+", default=[], help="what Anchorhold trained, for the part of that name")
     parser.add_argument("--epochs", type=int, default=75)
     parser.add_argument("--only", default="", help=f"some of {', '.join(PARTS)}, separated by commas")
     parser.add_argument("--out", default="sensitivity.json")
     args = parser.parse_args()
-    chosen = args.only.split(",") if args.only else list(PARTS)
+    chosen = args.only.split(",") if args.only else [part for part in PARTS if part != "models" or args.models]
     trained = [name for name in chosen if name in TRAINED]
     if unknown := [name for name in chosen if name not in PARTS]:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(PARTS)}")
-    if chosen != ["distortion"] and not args.weights:
-        parser.error("--weights is missing: all parts but distortion begin with them")
+    if not {"distortion", "models"}.issuperset(chosen) and not args.weights:
+        parser.error("--weights is missing: all parts but distortion and models begin with them")
+    if "models" in chosen and not args.models:
+        parser.error("--models is missing: what shall be measured?")
     place = Path(tempfile.mkdtemp())
     data = ah.dataset("cub", args.root)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -130,6 +147,8 @@ def main() -> None:
         made.keep("distortion", distortion(data.train))
     if "features" in chosen:
         made.keep("features", features(data.test, args.weights, place, device))
+    if "models" in chosen:
+        made.keep("models", models_on(data.test, args.models, device))
     for name in trained:
         images, weights = changed(name, data, args.weights, place)
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}

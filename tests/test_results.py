@@ -308,6 +308,21 @@ def test_the_page_says_what_natural_training_depends_on() -> None:
     assert 0.05 < end_bent / missing < 0.15 and 0.45 < mean / missing < 0.55 and "a tenth to a half" in page
 
 
+def test_the_page_says_what_the_features_depend_on() -> None:
+    file = json.loads((ROOT / "results" / "cub" / "features.json").read_text())
+    found, page = file["sensitivity"]["features"], " ".join(PAGE.split())
+    assert "dirty" not in file["commit"]
+    alike = [found[f"variances * {factor}"] for factor in (0.7, 0.85, 1.15, 1.3)]
+    told = "is {:.1f}, with all of them times 0.7, 0.85, 1.15 and 1.3 it is {:.1f}, {:.1f}, {:.1f} and {:.1f}, so"
+    assert told.format(found["as-is"], *alike) in page
+    assert (
+        f"would bring {max(alike) - found['as-is']:.1f} points; moved at random they give {found['variances']:.1f}."
+        in page
+    )
+    again = [found["as-is"] - found[name] for name in ("webp-55", "webp")]
+    assert "features {:.1f} points at quality 55 and {:.1f} at 33".format(*again) in page
+
+
 def test_the_page_says_how_much_print_overstates() -> None:
     ers, ars, scores = [], [], []
     for path in CUB:
