@@ -321,6 +321,12 @@ def test_the_page_says_what_the_features_depend_on() -> None:
     )
     again = [found["as-is"] - found[name] for name in ("webp-55", "webp")]
     assert "features {:.1f} points at quality 55 and {:.1f} at 33".format(*again) in page
+    file = json.loads((ROOT / "results" / "cub" / "models.json").read_text())
+    assert "dirty" not in file["commit"]
+    models = [file["sensitivity"]["models"][f"cub-{name}"] for name in ("natural-112", "hm-lga-112")]
+    lost = [found["as-is"] - found[name] for found in models for name in ("webp-55", "webp")]
+    told = "natural-112 loses {:.1f} points of R@1 at quality 55 and {:.1f} at 33, hm-lga-112 {:.1f} and {:.1f} ("
+    assert told.format(*lost) in page
 
 
 def test_the_page_says_how_much_print_overstates() -> None:
