@@ -245,10 +245,8 @@ def _format(format: str, out: Path | None) -> str:
     from ..settings import check
 
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
-    check(
-        bool(format or ending),
-        f"--out {out}: give a file that ends in .md, .csv, .json or .txt, or say --format",
-    )
+    endings = ".md, .csv, .json or .txt (compare: .html too)"
+    check(bool(format or ending), f"--out {out}: give a file that ends in {endings}, or say --format")
     check_format(format or ending)
     return format or ending
 
