@@ -66,7 +66,7 @@ def test_held_out_classes_have_a_place_of_their_own(
     for trained, told in ((0, True), (2, False), (3, False)):
         place = tmp_path / f"run{trained}"
         Embedder("small", 16, channels=1, size=8).save(place / "model.safetensors")
-        Run(place).write_json({"schema": SCHEMA, "settings": {"data": {"held_out": trained}}})
+        Run(place).write_json({"schema": SCHEMA, "settings": {"data": {"name": "digits", "held_out": trained}}})
         code, out, err = run(capsys, monkeypatch, "audit", place.name, *quick, "--held-out", "2")
         assert code == 0, err
         assert "10 of 364 queries against 364 images of 2 classes" in out
@@ -75,6 +75,15 @@ def test_held_out_classes_have_a_place_of_their_own(
         assert (tmp_path / "audits" / f"{place.name}-digits-held-out-2" / "audit.json").is_file()
     code, out, err = run(capsys, monkeypatch, "audit", "run2", *quick, "--held-out", "3")
     assert code == 0 and "note: run2 was trained with only 2 classes held out: it knows classes" in out, err
+    for place, noted in (("run0", False), ("run2", True)):
+        code, out, err = run(capsys, monkeypatch, "audit", place, *quick)
+        told = (
+            "run2 was trained with 2 classes held out to choose by, and this is the test split; for those classes: --h"
+        )
+        assert code == 0 and (told in " ".join(out.split())) == ("note:" in out) == noted, err
+    Run(tmp_path / "run2").write_json({"schema": "another/9"})
+    code, out, err = run(capsys, monkeypatch, "audit", "run2", *quick)
+    assert code == 0 and "note:" not in out, err  # what cannot be read says nothing, and stops nothing
     code, out, err = run(capsys, monkeypatch, "audit", "run0", *quick, "--held-out", "9")
     assert code == 2 and "of those 9 cannot be held out" in err and not out  # no note on what is refused
 

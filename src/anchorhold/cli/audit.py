@@ -81,7 +81,7 @@ def audit(
     apart = f"-held-out-{held_out}" if held_out else ""
     out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}{apart}"
     images = _data(data, root, held_out, (model,))
-    _say_what_was_seen(model, held_out)
+    _say_what_was_seen(model, data, held_out)
     found = run_audit(
         victim,
         images,
@@ -240,17 +240,28 @@ def _run_of(model: str) -> Path | None:
     return path if (path / "run.json").is_file() else None
 
 
-def _say_what_was_seen(model: str, held_out: int) -> None:
-    """A run that was trained on the classes that are held out now is not tested on what it does not know."""
+def _say_what_was_seen(model: str, data: str, held_out: int) -> None:
+    """Classes are held out to choose by: say where the run knows them already, and where the test split is used up."""
+    from ..errors import RunError
     from ..record import Run
     from ..report.collect import dig
 
     place = _run_of(model)
-    if held_out and place is not None:
-        trained = dig(Run(place).read_json(), "settings", "data", "held_out") or 0
-        if trained < held_out:
-            on = f"with only {trained} classes held out" if trained else "without holding out classes"
-            print(f"note: {place} was trained {on}: it knows classes that are attacked here")
+    if place is None:
+        return
+    try:
+        info = Run(place).read_json()
+    except RunError:  # of another version: its model is audited all the same
+        return
+    trained = dig(info, "settings", "data", "held_out") or 0
+    if trained < held_out:
+        on = f"with only {trained} classes held out" if trained else "without holding out classes"
+        print(f"note: {place} was trained {on}: it knows classes that are attacked here")
+    elif trained and not held_out and dig(info, "settings", "data", "name") == data:
+        print(
+            f"note: {place} was trained with {trained} classes held out to choose by, and this is the test split; "
+            f"for those classes: --held-out {trained}"
+        )
 
 
 def _slug(text: str) -> str:
