@@ -176,6 +176,7 @@ def test_recipes_that_cannot_be_used(tmp_path: Path) -> None:
         (TrainSettings, {"attack_queries": -1}, "train.attack_queries must be at least 0"),
         (TrainSettings, {"collapse_warmup": -1}, "train.collapse_warmup must be at least 0"),
         (TrainSettings, {"collapse_separability": -1.0}, "train.collapse_separability must be at least 0"),
+        (TrainSettings, {"collapse_distance": -1.0}, "train.collapse_distance must be at least 0"),
     ],
 )
 def test_every_section_refuses_what_makes_no_sense(section: Any, values: dict[str, Any], words: str) -> None:

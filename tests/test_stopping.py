@@ -51,7 +51,9 @@ def test_epochs_of_the_warmup_do_not_count(run: Run) -> None:
 
 
 def test_embeddings_on_one_point_are_flat_however_well_they_separate(run: Run) -> None:
-    point = {"separability": 0.5, "mean_distance": 1e-4}
+    # A training of ours went on to its end with a mean distance of 0.015, its loss at the margin.
+    point, apart = ({"separability": 0.5, "mean_distance": distance} for distance in (0.049, 0.051))
+    judge(run, after(0), Progress(), apart, apart)
     with pytest.raises(RunError, match="the model collapsed by epoch 2"):
         judge(run, after(0), Progress(), point, point)
 

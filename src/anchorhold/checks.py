@@ -27,6 +27,7 @@ from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .scores import Interval
+from .settings import TrainSettings
 
 __all__ = ["FLAGS", "Flag", "Probe", "examine", "image_steps_at_most"]
 
@@ -39,8 +40,8 @@ STILL = 1e-4  # shift, in parts of d̄, that is none
 CHANGED = 0.25  # share of a shift by which rounding may change it; half a bit is 1/16 of ε = 8/255
 FEW = 0.05  # share of samples that cannot move a score by more than this
 REPEAT = 1e-4  # distance between two embeddings of one image; fp32 kernels that add in another order stay below 1e-5
-SEPARABLE = 0.02  # separability below which training calls a model collapsed (`collapse_separability`)
-NOTHING = 1e-3  # mean distance below which fp32 rounding decides who is nearer
+SEPARABLE = TrainSettings.collapse_separability  # below which training calls a model collapsed
+ONE_POINT = TrainSettings.collapse_distance  # mean distance, likewise
 HALF_WIDTH = 5.0  # points; 1,000 queries stay below 3.2 whatever the model, 64 reach 12
 OVERSTATED = 5.0  # points; defences in print differ by a few
 TOP_PERCENT = 200  # gallery whose first percent holds two candidates
@@ -229,15 +230,14 @@ def noise_as_strong(probe: Probe) -> Flag | None:
 
 
 def collapse(probe: Probe) -> Flag | None:
-    """Clean images that are as near to other classes as to their own."""
+    """Clean images as near to other classes as to their own, or nearly on one point, where ES:D is no merit."""
     separability, mean = probe.distances
-    separability = separability if mean >= NOTHING else 0.0
+    here = f", this one {probe.measured['ERS']:.1f}" if "ERS" in probe.measured else ""
+    left = f"nothing is left to attack, and a collapsed model scores ERS 29.7{here}"
+    if mean < ONE_POINT:
+        return Flag("collapse", f"the mean distance of random pairs is {mean:.2g}: {left}", mean, ONE_POINT)
     if separability < SEPARABLE:
-        here = f", this one {probe.measured['ERS']:.1f}" if "ERS" in probe.measured else ""
-        said = (
-            f"separability of random pairs is {separability:.3f} (mean distance {mean:.2g}): "
-            f"nothing is left to attack, and a collapsed model scores ERS 29.7{here}"
-        )
+        said = f"separability of random pairs is {separability:.3f} (mean distance {mean:.2g}): {left}"
         return Flag("collapse", said, separability, SEPARABLE)
     return None
 

@@ -123,11 +123,12 @@ class TrainSettings:
     on_collapse: Literal["stop", "warn"] = "stop"
     collapse_warmup: int = 2  # epochs before collapse is judged
     collapse_separability: float = 0.02  # clean random triplets below this are collapsed
+    collapse_distance: float = 0.05  # clean pairs nearer than this on average lie on one point: a quarter of γ = 0.2
 
     def __post_init__(self) -> None:
         _check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)
         _check_least("train", self, attack_eps=0, attack_steps=0, attack_queries=0, canary_every=0)
-        _check_least("train", self, collapse_warmup=0, collapse_separability=0, benign=0, ema=0)
+        _check_least("train", self, collapse_warmup=0, collapse_separability=0, collapse_distance=0, benign=0, ema=0)
         check(self.benign <= 1, f"train.benign is a share of the batches, between 0 and 1, got {self.benign}")
         check(self.ema < 1, f"train.ema is a decay below 1, such as 0.999, got {self.ema}")
         check(self.seed < 2**63, f"train.seed must be below 2**63, got {self.seed}")

@@ -25,7 +25,7 @@ def check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
 def judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
     """Two checks running with clean triplets that cannot be told apart are a collapse."""
     t = settings.train
-    flat = row["separability"] < t.collapse_separability or row["mean_distance"] < 1e-3
+    flat = row["separability"] < t.collapse_separability or row["mean_distance"] < t.collapse_distance
     at.collapsed = at.collapsed + 1 if flat and at.epoch > t.collapse_warmup else 0
     if at.collapsed < 2:
         return

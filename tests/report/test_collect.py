@@ -155,8 +155,9 @@ def test_collapse_is_what_stopped_a_run_or_how_it_ended(tmp_path: Path) -> None:
     assert not entry("held", rows=flat_rows(5, separability=0.3)).collapsed
     assert not entry("back", rows=[*flat_rows(5), *flat_rows(6, separability=0.3)[-1:]]).collapsed
     assert not entry("warming", rows=flat_rows(3)).collapsed  # the second epoch is not judged
-    shrunk = [{**row, "separability": 0.3, "mean_distance": 1e-4} for row in flat_rows(5)]
+    shrunk = [{**row, "separability": 0.3, "mean_distance": 0.03} for row in flat_rows(5)]
     assert entry("shrunk", rows=shrunk).collapsed
+    assert not entry("meant", rows=shrunk, train={"collapse_distance": 0.02}).collapsed
     pretraining = [{key: value for key, value in row.items() if key != "r1"} for row in flat_rows(5)]
     assert not entry("pretraining", rows=pretraining).collapsed
     going = entry("going", rows=flat_rows(2), status="interrupted", train={"epochs": 9})

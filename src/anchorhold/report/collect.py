@@ -23,12 +23,12 @@ from ..errors import AnchorholdError, RunError, SettingsError
 from ..layers import build, to_dict
 from ..record import Run
 from ..rows import row_named
+from ..settings import TrainSettings
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
 _PASSED_OVER = ("shards",)  # rows of audits
 _AGREE = 0.5  # points of R@1 by which the same model may differ between two machines
-_FLAT = 1e-3  # mean distance under which training calls a model collapsed
 
 
 def dig(tree: Any, *keys: str) -> Any:
@@ -94,9 +94,8 @@ class Entry:
         # A run that never looks at retrieval (pretraining) has an untrained head: nothing to judge.
         if len(self.rows) < 2 or self.last("r1") is None:
             return False
-        least = number(self.setting("train.collapse_separability")) or 0.0
         warm = number(self.setting("train.collapse_warmup")) or 0
-        return all(_flat(row, least) and (number(row.get("epoch")) or 0) > warm for row in self.rows[-2:])
+        return all(_flat(row, self) and (number(row.get("epoch")) or 0) > warm for row in self.rows[-2:])
 
     @property
     def status(self) -> str:
@@ -110,21 +109,26 @@ class Entry:
         return state if state == "done" or planned is None else f"{state}, {self.epoch or 0} of {planned}"
 
 
-def _flat(row: Mapping[str, Any], least: float) -> bool:
-    separability, distance = number(row.get("separability")), number(row.get("mean_distance"))
-    return (separability is not None and separability < least) or (distance is not None and distance < _FLAT)
+def _flat(row: Mapping[str, Any], run: Entry) -> bool:
+    """Whether an epoch shows what training calls a collapse; a run older than a threshold is held to the default."""
+    least = number(run.setting("train.collapse_distance"))
+    thresholds = {
+        "separability": number(run.setting("train.collapse_separability")) or 0.0,
+        "mean_distance": TrainSettings.collapse_distance if least is None else least,
+    }
+    signs = {column: number(row.get(column)) for column in thresholds}
+    return any(value is not None and value < thresholds[column] for column, value in signs.items())
 
 
 def flat_since(run: Entry) -> tuple[list[tuple[float, float]], int | None]:
     """Stretches of epochs, warm-up apart, that show the signs of collapse, and the first such epoch."""
     if run.last("r1") is None:  # pretraining has an untrained head: nothing to judge
         return [], None
-    least = number(run.setting("train.collapse_separability")) or 0.0
     warm = number(run.setting("train.collapse_warmup")) or 0
     bands: list[tuple[float, float]] = []
     for row in run.rows:
         epoch = number(row.get("epoch"))
-        if epoch is None or epoch <= warm or not _flat(row, least):
+        if epoch is None or epoch <= warm or not _flat(row, run):
             continue
         if bands and bands[-1][1] == epoch - 1:
             bands[-1] = bands[-1][0], epoch

@@ -169,7 +169,8 @@ def _marks(run: Entry, panel: Panel) -> list[Mark]:
         least = number(run.setting("train.collapse_separability"))
         return [] if not least else [Mark(least, f"collapse under {least:g}")]
     if "mean_distance" in panel.columns:
-        return [Mark(0.0, "collapse at 0")]
+        least = number(run.setting("train.collapse_distance"))
+        return [Mark(least, f"collapse under {least:g}") if least else Mark(0.0, "collapse at 0")]
     return [Mark(0.0, "collapse at 0")] if "collapseness" in panel.columns else []
 
 
