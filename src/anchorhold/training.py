@@ -25,6 +25,7 @@ from .console import Report, Silent, duration
 from .data.batches import class_batches, pair_batches
 from .data.datasets import Dataset, dataset
 from .defences import DEFENCES, Batch, Inner, Step
+from .defences.pretrain import Through, Unit
 from .device import compiles, computing, device_named
 from .errors import Interrupted, RunError
 from .layers import build, nested, settings_from, to_dict
@@ -308,6 +309,8 @@ def _train(
                 if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
                     if defence.look is not None:
                         row |= defence.look(*parts.values(), images, settings.defence, key("look"), precision)
+                        found = _look(Through(model, Unit()), test, settings, key("look"), precision)
+                        row |= {f"features_{name}": value for name, value in found.items()}
                     else:
                         row |= _look(model, test, settings, key("look"), precision)
             meters.reset()
@@ -353,7 +356,7 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
 
 
 def _look(
-    model: Embedder,
+    model: nn.Module,
     test: Images,
     settings: Settings,
     key: Key,
@@ -379,6 +382,8 @@ def _summary(row: Mapping[str, Any]) -> str:
         "accuracy_attacked": "attacked {:.1f}",
         "drift": "drift {:.3f}",
         "drift_attacked": "attacked {:.3f}",
+        "features_r1": "R@1 of features {:.1f}",
+        "features_r1_attacked": "attacked {:.1f}",
         "separability": "sep. {:.2f}",
     }
     return ", ".join(

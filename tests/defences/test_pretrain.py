@@ -19,6 +19,7 @@ from anchorhold.defences import DEFENCES, Batch, Step, pretrain
 from anchorhold.defences.classify import Classifier
 from anchorhold.defences.pretrain import Companion, PretrainSettings, Through
 from anchorhold.errors import SettingsError
+from anchorhold.metrics import evaluate
 from anchorhold.model.frozen import frozen
 from anchorhold.monitors import Images
 from anchorhold.random import Key
@@ -48,6 +49,23 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
 def same(a: Run, b: Run) -> bool:
     first, second = tensors(a), tensors(b)
     return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+@BOTH
+def test_a_look_says_how_well_the_features_retrieve(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
+    """The head is not trained and must not be seen; what is seen is what the saved model's features give."""
+    run = fit(digits, tmp_path / "run", recipe, train={"attack_eps": 0.05, "attack_queries": 100})
+    row = run.metrics()[-1]
+    model, test = ah.load(tmp_path / "run"), digits.test
+    assert test.images is not None and "r1" not in row
+    pixels = test.images.permute(0, 3, 1, 2).float() / 255
+    with torch.no_grad():
+        features = nn.functional.normalize(model.features(pixels), dim=1)
+        other = nn.functional.normalize(model(pixels), dim=1)
+    expected, embedded = (100 * evaluate(e, test.labels).r1 for e in (features, other))
+    assert row["features_r1"] == pytest.approx(expected, abs=0.2) and abs(expected - embedded) > 1
+    assert 0 < row["features_r1_attacked"] < row["features_r1"]
+    assert {"features_r2", "features_map_r"} <= row.keys()
 
 
 @BOTH
@@ -140,7 +158,8 @@ def test_from_the_command_line_to_the_next_training(
     out, err = command("--recipe", recipe, "--out", "pre")
     word = {"classify": "accuracy", "distil": "drift"}[recipe]
     assert word in out and "under attack" in out and "on held-out images after 1 epoch" in out and word in err
-    assert "next: anchorhold train DATA --weights pre" in out and "R@1" not in out
+    assert "next: anchorhold train DATA --weights pre" in out and "mAP@R" not in out
+    assert "of the features, without a head, after 1 epoch" in out and "R@1 of features" in err
     for place, name in (("pre", "a"), ("pre/model.safetensors", "b")):
         _, err = command("--recipe", "natural", "--weights", place, "--out", name, "--set", "optimiser.lr=1e-30")
         assert "weights: pre/model.safetensors, 8 tensors of the backbone, 4 others left out" in err

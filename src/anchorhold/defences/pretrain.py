@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -22,7 +23,7 @@ from ..random import Key
 from ..settings import check
 from .step import Inner, Step
 
-__all__ = ["Companion", "Measured", "Precision", "PretrainSettings", "Through", "measured"]
+__all__ = ["Companion", "Measured", "Precision", "PretrainSettings", "Through", "Unit", "measured"]
 
 LOOKED_AT = 500  # held-out images at most in a look
 LOOK_STEPS = 20  # of the attack in a look, at least: more than training takes
@@ -83,6 +84,13 @@ class Through(nn.Module):
             return None
         tail = {name: t.detach() for name, t in (*self.tail.named_parameters(), *self.tail.named_buffers())}
         return lambda images: functional_call(self.tail, tail, (self.embedder.features(images, backbone),))
+
+
+class Unit(nn.Module):
+    """Unit vectors: pooled features as they would be searched by, without a head."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.normalize(features, dim=1)
 
 
 @dataclass(frozen=True)

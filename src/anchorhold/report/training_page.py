@@ -74,6 +74,12 @@ PANELS = (
         (0.0, 100.0),
     ),
     Panel("Feature drift", {"drift": "clean", "drift_attacked": "under attack"}, "Of a pretraining by distillation."),
+    Panel(
+        "R@1 of the features",
+        {"features_r1": "clean", "features_r1_attacked": "under attack"},
+        "Of a pretraining: how well its pooled features retrieve, without a head, percent.",
+        (0.0, 100.0),
+    ),
 )
 
 
