@@ -235,14 +235,19 @@ def test_collapse_is_caught_and_says_what_it_scores(natural: ah.Embedder) -> Non
     constant = look(lambda x: unit(torch.ones(len(x), 8) + 0 * x.flatten(1)[:, :8]), measured={"ERS": 31.24})
     assert "scores ERS 29.7, this one 31.2" in constant["collapse"].message
     nearly = look(lambda x: unit(100 + 0.01 * x.flatten(1) @ WEIGHT.T))
-    assert nearly["collapse"].value < 1e-3  # still separable, but fp32 does not see it
+    assert nearly["collapse"].value == 0  # still separable, but fp32 does not see it
     assert nearly["collapse"].message.endswith("ERS 29.7")
-    # Classes are told apart, but in a small cap of the sphere: ES:D is small for nothing.
-    cap = look(lambda x: unit(100 + x.flatten(1) @ WEIGHT.T))
-    assert 0.01 < cap["collapse"].value < cap["collapse"].threshold == 0.05
-    assert "the mean distance of random pairs is 0.0" in cap["collapse"].message
     shuffled = LABELS[Key.of(0).permutation(len(LABELS))]
     assert "collapse" in look(natural, labels=shuffled)
+
+
+def test_a_small_cap_of_the_sphere_is_caught_and_is_no_collapse() -> None:
+    """Classes are told apart there, but nothing can move far: ES:D is small for nothing, and TMA large."""
+    found = {offset: look(lambda x, offset=offset: unit(offset + x.flatten(1) @ WEIGHT.T)) for offset in (10, 100)}
+    assert "narrow" not in found[10] and "collapse" not in found[100]
+    assert 0.01 < found[100]["narrow"].value < found[100]["narrow"].threshold == 0.05
+    assert "ERS cannot be compared" in found[100]["narrow"].message
+    assert "narrow" not in look(lambda x: unit(100 + 0.01 * x.flatten(1) @ WEIGHT.T))  # which is a collapse
 
 
 # ---------------------------------------------------------------- numbers and bits

@@ -75,11 +75,11 @@ def test_held_out_classes_have_a_place_of_their_own(
         assert (tmp_path / "audits" / f"{place.name}-digits-held-out-2" / "audit.json").is_file()
     code, out, err = run(capsys, monkeypatch, "audit", "run2", *quick, "--held-out", "3")
     assert code == 0 and "note: run2 was trained with only 2 classes held out: it knows classes" in out, err
-    for place, noted in (("run0", False), ("run2", True)):
+    for place, kind, noted in (("run0", "digits", False), ("run2", "digits", True), ("run2", "cub", False)):
+        held = {"data": {"name": kind, "held_out": int(place[-1])}}
+        Run(tmp_path / place).write_json({"schema": SCHEMA, "settings": held})
         code, out, err = run(capsys, monkeypatch, "audit", place, *quick)
-        told = (
-            "run2 was trained with 2 classes held out to choose by, and this is the test split; for those classes: --h"
-        )
+        told = "note: this audits the test split, not the 2 classes that run2 held out; for those: --held-out 2"
         assert code == 0 and (told in " ".join(out.split())) == ("note:" in out) == noted, err
     Run(tmp_path / "run2").write_json({"schema": "another/9"})
     code, out, err = run(capsys, monkeypatch, "audit", "run2", *quick)

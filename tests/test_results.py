@@ -595,6 +595,17 @@ def test_the_page_says_what_robust_features_bring_to_classes_that_were_held_out(
     assert f"on the test classes ([JSON](../results/cub-held-out/teach-hm/audit-test.json)): {told}" in page
 
 
+def test_embeddings_of_trained_models_do_not_share_a_cap() -> None:
+    """What docs/flags.md says of the threshold of `narrow`."""
+    ends = []
+    for path in (ROOT / "results").rglob("metrics.jsonl"):
+        last = json.loads(path.read_text().splitlines()[-1]).get("mean_distance")
+        if path.parent.name != "teach-hm" and last is not None:
+            ends.append(last)
+    told = f"none is below {int(100 * min(ends)) / 100}."
+    assert len(ends) > 20 and told in (ROOT / "docs" / "flags.md").read_text()
+
+
 def test_with_ics_eight_steps_are_enough_for_thirteen_epochs() -> None:
     few, many = (
         [json.loads(line) for line in (ROOT / "results" / "cub" / name / "metrics.jsonl").read_text().splitlines()]

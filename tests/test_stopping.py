@@ -54,7 +54,7 @@ def test_embeddings_on_one_point_are_flat_however_well_they_separate(run: Run) -
     # A training of ours went on to its end with a mean distance of 0.015, its loss at the margin.
     point, apart = ({"separability": 0.5, "mean_distance": distance} for distance in (0.049, 0.051))
     judge(run, after(0), Progress(), apart, apart)
-    with pytest.raises(RunError, match="the model collapsed by epoch 2"):
+    with pytest.raises(RunError, match=r"by epoch 2: .* mean distance 0.0490 \(train.collapse_distance = 0.05\)"):
         judge(run, after(0), Progress(), point, point)
 
 

@@ -41,7 +41,8 @@ CHANGED = 0.25  # share of a shift by which rounding may change it; half a bit i
 FEW = 0.05  # share of samples that cannot move a score by more than this
 REPEAT = 1e-4  # distance between two embeddings of one image; fp32 kernels that add in another order stay below 1e-5
 SEPARABLE = TrainSettings.collapse_separability  # below which training calls a model collapsed
-ONE_POINT = TrainSettings.collapse_distance  # mean distance, likewise
+NOTHING = 1e-3  # mean distance below which fp32 rounding decides who is nearer
+NARROW = TrainSettings.collapse_distance  # mean distance of which training says that it should not go on
 HALF_WIDTH = 5.0  # points; 1,000 queries stay below 3.2 whatever the model, 64 reach 12
 OVERSTATED = 5.0  # points; defences in print differ by a few
 TOP_PERCENT = 200  # gallery whose first percent holds two candidates
@@ -230,15 +231,28 @@ def noise_as_strong(probe: Probe) -> Flag | None:
 
 
 def collapse(probe: Probe) -> Flag | None:
-    """Clean images as near to other classes as to their own, or nearly on one point, where ES:D is no merit."""
+    """Clean images that are as near to other classes as to their own."""
     separability, mean = probe.distances
-    here = f", this one {probe.measured['ERS']:.1f}" if "ERS" in probe.measured else ""
-    left = f"nothing is left to attack, and a collapsed model scores ERS 29.7{here}"
-    if mean < ONE_POINT:
-        return Flag("collapse", f"the mean distance of random pairs is {mean:.2g}: {left}", mean, ONE_POINT)
+    separability = separability if mean >= NOTHING else 0.0
     if separability < SEPARABLE:
-        said = f"separability of random pairs is {separability:.3f} (mean distance {mean:.2g}): {left}"
+        here = f", this one {probe.measured['ERS']:.1f}" if "ERS" in probe.measured else ""
+        said = (
+            f"separability of random pairs is {separability:.3f} (mean distance {mean:.2g}): "
+            f"nothing is left to attack, and a collapsed model scores ERS 29.7{here}"
+        )
         return Flag("collapse", said, separability, SEPARABLE)
+    return None
+
+
+def narrow(probe: Probe) -> Flag | None:
+    """Embeddings that share a small cap of the sphere, where nothing can move far or point elsewhere."""
+    _, mean = probe.distances
+    if NOTHING <= mean < NARROW:
+        said = (
+            f"the mean distance of random pairs is {mean:.2g}: ES:D and TMA are measured against the whole sphere, so "
+            "they and ERS cannot be compared with those of other models; R@1, ranks and ARS can"
+        )
+        return Flag("narrow", said, mean, NARROW)
     return None
 
 
@@ -311,6 +325,7 @@ FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
     "unbounded-attack-fails": unbounded_attack_fails,
     "noise-as-strong": noise_as_strong,
     "collapse": collapse,
+    "narrow": narrow,
     "few-samples": few_samples,
     "small-gallery": small_gallery,
     "not-8-bit": not_8_bit,
@@ -320,7 +335,15 @@ FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
 }
 _BEFORE = ("image-range", "nan-embeddings")  # where one of these is raised, nothing that is attacked means anything
 _STRONG = ("black-box-beats-white-box", "transfer-beats-white-box", "strong-below-standard")
-_ALWAYS = (*_BEFORE, "not-deterministic", "collapse", "few-samples", "small-gallery", *_STRONG)  # these attack nothing
+_ALWAYS = (
+    *_BEFORE,
+    "not-deterministic",
+    "collapse",
+    "narrow",
+    "few-samples",
+    "small-gallery",
+    *_STRONG,
+)  # attack nothing
 
 
 def examine(

@@ -31,7 +31,8 @@ def judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str,
         return
     reason = (
         f"the model collapsed by epoch {at.epoch}: separability of clean random triplets "
-        f"{row['separability']:.4f}, mean distance {row['mean_distance']:.4f}"
+        f"{row['separability']:.4f} (collapse under train.collapse_separability = {t.collapse_separability:g}), "
+        f"mean distance {row['mean_distance']:.4f} (train.collapse_distance = {t.collapse_distance:g})"
     )
     if t.on_collapse == "stop":
         raise _stopped(run, reason, report)

@@ -213,8 +213,14 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
     text = write_training_page(tmp_path / "run").read_text()
     assert text.count('class="band"') == 7 and "epoch 8" in text and "It has collapsed" in text
     assert "γ = 0.2" in text and "collapse under 0.02" in text and "The run goes on" in text
+    assert "collapse under 0.05" in text
+    near = [{**row, "mean_distance": 0.04} for row in flat_rows(5, separability=0.3)]
+    assert flat_since(read_run(a_run(tmp_path / "near", near)))[1] == 3  # by distance alone
     fine = write_training_page(a_run(tmp_path / "fine", flat_rows(separability=0.3))).read_text()
     assert "No sign of collapse" in fine and 'class="band"' not in fine
+    pretraining = [{"epoch": 1, "loss": 0.1, "drift": 0.3, "features_r1": 61.7, "features_r1_attacked": 12.3}]
+    text = write_training_page(a_run(tmp_path / "pretraining", pretraining)).read_text()
+    assert text.count("R@1 of features (%)") == 1 and "61.7" in text and "R@1 of the features" in text
     early = write_training_page(a_run(tmp_path / "early", [], status="running")).read_text()
     assert "No epoch has ended yet" in early
 

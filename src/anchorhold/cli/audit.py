@@ -257,10 +257,11 @@ def _say_what_was_seen(model: str, data: str, held_out: int) -> None:
     if trained < held_out:
         on = f"with only {trained} classes held out" if trained else "without holding out classes"
         print(f"note: {place} was trained {on}: it knows classes that are attacked here")
-    elif trained and not held_out and dig(info, "settings", "data", "name") == data:
+    own = {dig(info, "settings", "data", which) for which in ("name", "root")}  # a folder is named by where it lies
+    if trained and not held_out and data in own:
         print(
-            f"note: {place} was trained with {trained} classes held out to choose by, and this is the test split; "
-            f"for those classes: --held-out {trained}"
+            f"note: this audits the test split, not the {trained} classes that {place} held out; "
+            f"for those: --held-out {trained}"
         )
 
 

@@ -23,7 +23,6 @@ from ..errors import AnchorholdError, RunError, SettingsError
 from ..layers import build, to_dict
 from ..record import Run
 from ..rows import row_named
-from ..settings import TrainSettings
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
@@ -88,7 +87,7 @@ class Entry:
 
     @property
     def collapsed(self) -> bool:
-        """Whether training stopped it, or it ended with two flat epochs where collapse only warns."""
+        """Whether training stopped it, or it ended with two flat epochs: collapse only warned, or was not seen then."""
         if self.info.get("status") == "stopped":
             return True
         # A run that never looks at retrieval (pretraining) has an untrained head: nothing to judge.
@@ -110,14 +109,12 @@ class Entry:
 
 
 def _flat(row: Mapping[str, Any], run: Entry) -> bool:
-    """Whether an epoch shows what training calls a collapse; a run older than a threshold is held to the default."""
-    least = number(run.setting("train.collapse_distance"))
-    thresholds = {
-        "separability": number(run.setting("train.collapse_separability")) or 0.0,
-        "mean_distance": TrainSettings.collapse_distance if least is None else least,
-    }
-    signs = {column: number(row.get(column)) for column in thresholds}
-    return any(value is not None and value < thresholds[column] for column, value in signs.items())
+    """Whether an epoch shows what training calls a collapse."""
+    for column, threshold in (("separability", "collapse_separability"), ("mean_distance", "collapse_distance")):
+        value, least = number(row.get(column)), number(run.setting(f"train.{threshold}")) or 0.0
+        if value is not None and value < least:
+            return True
+    return False
 
 
 def flat_since(run: Entry) -> tuple[list[tuple[float, float]], int | None]:

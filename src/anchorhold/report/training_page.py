@@ -133,7 +133,10 @@ def _verdict(run: Entry, since: int | None) -> dict[str, str]:
 def _tiles(run: Entry) -> list[tuple[str, str]]:
     planned, seconds = number(run.setting("train.epochs")), number(run.info.get("seconds")) or run.last("seconds")
     epochs = f"{run.epoch or 0}" + (f" of {planned:.0f}" if planned is not None else "")
-    tiles = [("Epochs", epochs), ("R@1 (%)", fixed(run.last("r1"))), ("Loss", fixed(run.last("loss"), 4))]
+    found = ("R@1 (%)", run.last("r1"))
+    if found[1] is None and run.last("features_r1") is not None:  # a pretraining
+        found = ("R@1 of features (%)", run.last("features_r1"))
+    tiles = [("Epochs", epochs), (found[0], fixed(found[1])), ("Loss", fixed(run.last("loss"), 4))]
     return [*tiles, ("Separability", fixed(run.last("separability"), 3)), ("Seconds", fixed(seconds, 0))]
 
 
@@ -167,7 +170,7 @@ def _points(rows: Sequence[Mapping[str, Any]], column: str, name: str) -> list[P
 
 
 def _marks(run: Entry, panel: Panel) -> list[Mark]:
-    """Where the papers see a collapse."""
+    """Where training sees a collapse."""
     if "loss" in panel.columns:
         margin = number(run.setting("margin"))
         return [] if not margin else [Mark(margin, f"γ = {margin:g}")]
@@ -176,7 +179,7 @@ def _marks(run: Entry, panel: Panel) -> list[Mark]:
         return [] if not least else [Mark(least, f"collapse under {least:g}")]
     if "mean_distance" in panel.columns:
         least = number(run.setting("train.collapse_distance"))
-        return [Mark(least, f"collapse under {least:g}") if least else Mark(0.0, "collapse at 0")]
+        return [] if not least else [Mark(least, f"collapse under {least:g}")]
     return [Mark(0.0, "collapse at 0")] if "collapseness" in panel.columns else []
 
 
