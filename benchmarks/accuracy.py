@@ -33,8 +33,7 @@ ARMS: dict[str, Found] = {"slow": {"precision": "tf32", "compile": "off"}, "fast
 @contextmanager
 def every_unit_kept() -> Iterator[None]:
     """Inner attacks of training in which nobody leaves, whatever it has reached."""
-    usual = Inner.budget.fget
-    assert usual is not None
+    usual = vars(Inner)["budget"].fget
     with mock.patch.object(Inner, "budget", property(lambda inner: replace(usual(inner), drop=False))):
         yield
 

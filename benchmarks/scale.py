@@ -295,7 +295,8 @@ def main() -> None:
     above, text = 0, ""
     print(f"{'what':9} {'size':54} {'seconds':>9} {'peak MB':>9} {'limit MB':>9}", file=sys.stderr)
     for part in parts:
-        sizes = PARTS[part][2 if args.quick else 1]
+        _, usual, quick = PARTS[part]
+        sizes = quick if args.quick else usual
         if part == "stores":
             sizes = [{"root": args.root, "weights": args.weights, **each} for each in sizes if args.root]
         for each in sizes:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def samplers(count: int = 1024, dim: int = 64) -> Found:
         fast = candidates(name, embeddings, labels)
         for sets, mask in zip(slow, fast):
             assert all(set(row.nonzero().flatten().tolist()) == each for row, each in zip(mask, sets)), name
-        quick = seconds(lambda name=name: mine(name, embeddings, labels, Key.of(2)))  # drawing included
+        quick = seconds(partial(mine, name, embeddings, labels, Key.of(2)))  # drawing included
         found[name] = {"loops_s": plain, "fast_s": quick, "ratio": plain / quick}
     return found
 
@@ -90,6 +91,7 @@ def objectives(samples: int = 32, gallery: int = 6000, dim: int = 64) -> Found:
     for name in ("CA+", "CA-", "QA+", "QA-"):
         goal = goal_named(name, "published")
         targets = goal.targets(scene, ids, Key.of(5))
+        assert targets is not None
         objective = goal.objective(scene, ids, targets)
         begun = time.perf_counter()
         slow = []
@@ -102,7 +104,7 @@ def objectives(samples: int = 32, gallery: int = 6000, dim: int = 64) -> Found:
         plain = time.perf_counter() - begun
         fast = objective.value(moved[:, None], ids)
         assert torch.allclose(fast, torch.tensor(slow, dtype=fast.dtype), atol=1e-9), name
-        quick = seconds(lambda value=objective.value: value(moved[:, None], ids))
+        quick = seconds(partial(objective.value, moved[:, None], ids))
         found[name] = {"loops_s": plain, "fast_s": quick, "ratio": plain / quick}
     return found
 
@@ -172,11 +174,15 @@ def ascent(model: ah.Embedder) -> Found:
             with frozen(model, fast) as embed, torch.autocast("cuda", torch.bfloat16):
                 with torch.no_grad():
                     clean = embed(images)
-                away = Objective(lambda e, at, clean=clean: (e[:, 0] - clean[at]).square().sum(1), first=_sum)
-                work = lambda: ascend(embed, images[:, None], away, Ball(8 / 255), Budget(32, 3 / 255))  # noqa: B023, E731
+                away = Objective(partial(_away, clean), first=_sum)
+                work = partial(ascend, embed, images[:, None], away, Ball(8 / 255), Budget(32, 3 / 255))
                 row[name] = 1e6 * seconds(work, 2, 1) / (32 * batch)
         found[str(batch)] = row
     return found
+
+
+def _away(clean: Tensor, e: Tensor, at: Tensor) -> Tensor:
+    return (e[:, 0] - clean[at]).square().sum(1)
 
 
 def _sum(e: Tensor, at: Tensor) -> Tensor:
