@@ -335,15 +335,8 @@ FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
 }
 _BEFORE = ("image-range", "nan-embeddings")  # where one of these is raised, nothing that is attacked means anything
 _STRONG = ("black-box-beats-white-box", "transfer-beats-white-box", "strong-below-standard")
-_ALWAYS = (
-    *_BEFORE,
-    "not-deterministic",
-    "collapse",
-    "narrow",
-    "few-samples",
-    "small-gallery",
-    *_STRONG,
-)  # attack nothing
+# These attack nothing.
+_ALWAYS = (*_BEFORE, "not-deterministic", "collapse", "narrow", "few-samples", "small-gallery", *_STRONG)
 
 
 def examine(
