@@ -25,15 +25,19 @@ def check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
 def judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
     """Two checks running with clean triplets that cannot be told apart are a collapse."""
     t = settings.train
-    flat = row["separability"] < t.collapse_separability or row["mean_distance"] < t.collapse_distance
+    signs = {
+        "separability of clean random triplets": (row["separability"], "collapse_separability"),
+        "mean distance of clean pairs": (row["mean_distance"], "collapse_distance"),
+    }
+    flat = [
+        f"{sign} {value:.4f}, under train.{name} = {getattr(t, name):g}"
+        for sign, (value, name) in signs.items()
+        if value < getattr(t, name)
+    ]
     at.collapsed = at.collapsed + 1 if flat and at.epoch > t.collapse_warmup else 0
     if at.collapsed < 2:
         return
-    reason = (
-        f"the model collapsed by epoch {at.epoch}: separability of clean random triplets "
-        f"{row['separability']:.4f} (collapse under train.collapse_separability = {t.collapse_separability:g}), "
-        f"mean distance {row['mean_distance']:.4f} (train.collapse_distance = {t.collapse_distance:g})"
-    )
+    reason = f"the model collapsed by epoch {at.epoch}: {'; '.join(flat)}"
     if t.on_collapse == "stop":
         raise _stopped(run, reason, report)
     if at.collapsed == 2:

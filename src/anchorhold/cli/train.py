@@ -138,7 +138,7 @@ def _finished(path: Path) -> None:
         "r1": "R@1 {r1:.1f}, R@2 {r2:.1f}, mAP@R {map_r:.1f}",
         "accuracy": "accuracy {accuracy:.1f} %, under attack {accuracy_attacked:.1f} %, on held-out images",
         "drift": "feature drift {drift:.3f}, under attack {drift_attacked:.3f}, on held-out images",
-        "features_r1": "R@1 {features_r1:.1f} on the test split by the features, without a head,",
+        "features_r1": "R@1 {features_r1:.1f} on the test images by the features, without a head,",
     }
     for name, text in lines.items():
         if final.get(name) is not None:
