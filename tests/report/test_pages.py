@@ -218,9 +218,14 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
     assert flat_since(read_run(a_run(tmp_path / "near", near)))[1] == 3  # by distance alone
     fine = write_training_page(a_run(tmp_path / "fine", flat_rows(separability=0.3))).read_text()
     assert "No sign of collapse" in fine and 'class="band"' not in fine
-    pretraining = [{"epoch": 1, "loss": 0.1, "drift": 0.3, "features_r1": 61.7, "features_r1_attacked": 12.3}]
+    pretraining = [
+        {"epoch": epoch, "loss": 0.1, "drift": 0.3, "features_r1": r1, "features_r1_attacked": 12.3}
+        for epoch, r1 in ((1, 65.4), (2, 61.7))
+    ]
     text = write_training_page(a_run(tmp_path / "pretraining", pretraining)).read_text()
-    assert text.count("R@1 of features (%)") == 1 and "61.7" in text and "R@1 of the features" in text
+    assert text.count("R@1 of features (%)") == 1 and "R@1 of the features</" in text
+    assert "A backbone to start from" in text and "was 65.4 at the first look and is 61.7 at the last" in text
+    assert "collapse is not judged" in text and "Separability" not in text.split("<h2>Curves")[0]
     early = write_training_page(a_run(tmp_path / "early", [], status="running")).read_text()
     assert "No epoch has ended yet" in early
 

@@ -125,6 +125,12 @@ def _verdict(run: Entry, since: int | None) -> dict[str, str]:
     if run.collapsed:
         when = "" if since is None else f"Its signs began in epoch {since}. "
         return {"level": "bad", "title": "It has collapsed", "text": f"{when}{reason}"}
+    if run.last("separability") is None:
+        looks = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
+        text = "Its head is not trained, so that collapse is not judged."
+        if len(looks) > 1:
+            text += f" R@1 of the features was {looks[0]:.1f} at the first look and is {looks[-1]:.1f} at the last."
+        return {"level": "good", "title": "A backbone to start from", "text": text}
     if since is not None:
         return {"level": "fair", "title": "Signs of collapse", "text": f"First in epoch {since}; shaded in the charts."}
     return {"level": "good", "title": "No sign of collapse", "text": "Separability and mean distance stayed up."}
@@ -137,7 +143,9 @@ def _tiles(run: Entry) -> list[tuple[str, str]]:
     if found[1] is None and run.last("features_r1") is not None:  # a pretraining
         found = ("R@1 of features (%)", run.last("features_r1"))
     tiles = [("Epochs", epochs), (found[0], fixed(found[1])), ("Loss", fixed(run.last("loss"), 4))]
-    return [*tiles, ("Separability", fixed(run.last("separability"), 3)), ("Seconds", fixed(seconds, 0))]
+    if run.last("separability") is not None:
+        tiles.append(("Separability", fixed(run.last("separability"), 3)))
+    return [*tiles, ("Seconds", fixed(seconds, 0))]
 
 
 def _charts(run: Entry, bands: Sequence[tuple[float, float]]) -> "list[tuple[Panel, Markup, Markup | str]]":
