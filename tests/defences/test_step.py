@@ -268,7 +268,7 @@ def test_a_training_step_without_an_inner_attack_climbs_nothing() -> None:
 def test_min_max_really_collapses_and_stops_or_is_flagged(digits: ah.Dataset, tmp_path: Path) -> None:
     """001 section 3: maximising the loss without end is what brings a model down."""
     sections: dict[str, Any] = {"train": {"epochs": 6, "evaluate_every": 6}, "model": {"dim": 16}}
-    with pytest.raises(RunError, match=r"the model collapsed by epoch \d: separability"):
+    with pytest.raises(RunError, match=r"the model collapsed by epoch \d: mean distance"):
         ah.fit(None, digits, "minmax", tmp_path / "stop", overrides=sections, device="cpu")
     info = Run(tmp_path / "stop").read_json()
     assert info["status"] == "stopped" and "collapsed" in info["reason"]
