@@ -241,7 +241,7 @@ def test_the_attack_after_an_epoch_has_the_whole_ball_in_reach(
         seen.append((ball, budget))
         return 0.0
 
-    monkeypatch.setattr("anchorhold.training.recall_under_attack", spy)
+    monkeypatch.setattr("anchorhold.monitors.recall_under_attack", spy)
     attack = {"epochs": 1, "attack_eps": 0.05, "attack_steps": 4}
     fit(digits, tmp_path / "run", "natural", train=attack, batch={"pairs": 300})
     ((ball, budget),) = seen

@@ -1,6 +1,6 @@
 """What is looked at while a model trains: signs of collapse, retrieval on the test split, and under attack."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +21,10 @@ from .perturb.ascend import Budget
 from .perturb.ball import Ball
 from .random import Key
 from .ranks import Ranks, neighbours
-from .settings import DataSettings
+from .settings import DataSettings, TrainSettings
 from .triplets import collapseness, hardness, mine
 
-__all__ = ["Images", "load_images", "recall_under_attack", "retrieval", "signs_of_collapse"]
+__all__ = ["Images", "load_images", "look", "recall_under_attack", "retrieval", "signs_of_collapse"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,25 @@ def signs_of_collapse(model: nn.Module, images: Images, key: Key) -> dict[str, f
         if pick.any():  # a set may have classes of one image
             signs[name] = distances[pick].mean()
     return {name: sign.item() for name, sign in signs.items()}
+
+
+def look(
+    model: nn.Module,
+    test: Images,
+    train: TrainSettings,
+    key: Key,
+    precision: Callable[[], AbstractContextManager[object]],
+) -> dict[str, float]:
+    """Retrieval on the test split and, on request, under attack."""
+    found, gallery = retrieval(model, test)
+    if train.attack_eps > 0:
+        steps = train.attack_steps
+        budget = Budget(steps, 2.5 * train.attack_eps / max(steps, 1), start="random", keep="best")
+        ball = Ball(train.attack_eps)
+        found["r1_attacked"] = recall_under_attack(
+            model, test, gallery, ball, budget, key, train.attack_queries, precision()
+        )
+    return found
 
 
 def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:

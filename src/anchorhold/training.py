@@ -9,8 +9,7 @@ the same weights as one that was left alone.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -34,9 +33,7 @@ from .model.embedder import Embedder
 from .model.graphed import Graphed
 from .model.victim import fingerprint_of
 from .model.weights import EXPORT
-from .monitors import Images, load_images, recall_under_attack, retrieval, signs_of_collapse
-from .perturb.ascend import Budget
-from .perturb.ball import Ball
+from .monitors import Images, load_images, look, signs_of_collapse
 from .random import Key
 from .ranks import Ranks, joined
 from .record import Run, provenance
@@ -309,10 +306,10 @@ def _train(
                 if at.epoch % train.evaluate_every == 0 or at.epoch == train.epochs:
                     if defence.look is not None:
                         row |= defence.look(*parts.values(), images, settings.defence, key("look"), precision)
-                        found = _look(Through(model, Unit()), test, settings, key("look"), precision)
+                        found = look(Through(model, Unit()), test, train, key("look"), precision)
                         row |= {f"features_{name}": value for name, value in found.items()}
                     else:
-                        row |= _look(model, test, settings, key("look"), precision)
+                        row |= look(model, test, train, key("look"), precision)
             meters.reset()
             row = ranks.agreed(row)  # the last bits may differ, and what follows from them must not
             row["seconds"] = round(spent + time.monotonic() - begun, 2)
@@ -353,24 +350,6 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
     if b.kind == "classes":
         return class_batches(images.split.labels, b.classes, b.instances, key)
     return pair_batches(images.split.labels, b.pairs, key, distinct=b.distinct)
-
-
-def _look(
-    model: nn.Module,
-    test: Images,
-    settings: Settings,
-    key: Key,
-    precision: Callable[[], AbstractContextManager[object]],
-) -> dict[str, float]:
-    """Retrieval on the test split and, on request, under attack."""
-    found, gallery = retrieval(model, test)
-    t = settings.train
-    if t.attack_eps > 0:
-        budget = Budget(t.attack_steps, 2.5 * t.attack_eps / max(t.attack_steps, 1), start="random", keep="best")
-        found["r1_attacked"] = recall_under_attack(
-            model, test, gallery, Ball(t.attack_eps), budget, key, t.attack_queries, precision()
-        )
-    return found
 
 
 def _summary(row: Mapping[str, Any]) -> str:
