@@ -42,7 +42,7 @@ FEW = 0.05  # share of samples that cannot move a score by more than this
 REPEAT = 1e-4  # distance between two embeddings of one image; fp32 kernels that add in another order stay below 1e-5
 SEPARABLE = TrainSettings.collapse_separability  # below which training calls a model collapsed
 NOTHING = 1e-3  # mean distance below which fp32 rounding decides who is nearer
-NARROW = TrainSettings.collapse_distance  # mean distance of which training says that it should not go on
+NARROW = TrainSettings.collapse_distance  # mean distance below which training says so too
 HALF_WIDTH = 5.0  # points; 1,000 queries stay below 3.2 whatever the model, 64 reach 12
 OVERSTATED = 5.0  # points; defences in print differ by a few
 TOP_PERCENT = 200  # gallery whose first percent holds two candidates
@@ -355,14 +355,13 @@ def examine(
 ) -> list[Flag]:
     """The flags that `images` (N, …), the queries `ids` (N,) of the scene, raise, in the order of docs/flags.md.
 
-    At most `samples` of them are probed, drawn by `key`. `intervals` are those of the scores in percent.
-    `measured` are scores to be named: a message about collapse repeats "ERS". `strong` is what a strong audit found out
-    about its own attacks. Where images or embeddings are
-    unusable, or the attack may not move at all (ε or steps 0), flags that attack are left out.
+    At most `samples` of them are probed, drawn by `key`. `intervals` are those of the scores in percent, `measured`
+    scores to be named (a message about collapse repeats "ERS"), `strong` what a strong audit found out about its own
+    attacks. Where images or embeddings are unusable, or the attack may not move at all, flags that attack are left out.
     """
     if not len(images) or len(images) != len(ids):
         raise DataError(
-            f"{len(images)} images and {len(ids)} ids; give at least one image and the query number of each"
+            f"{len(images)} images and {len(ids)} ids; give at least one image, and each one's query number"
         )
     images = images if images.dtype == torch.float64 else images.float()
     chosen = key("samples").permutation(len(images))[:samples].sort().values

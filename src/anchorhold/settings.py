@@ -123,7 +123,7 @@ class TrainSettings:
     on_collapse: Literal["stop", "warn"] = "stop"
     collapse_warmup: int = 2  # epochs before collapse is judged
     collapse_separability: float = 0.02  # clean random triplets below this are collapsed
-    collapse_distance: float = 0.05  # clean pairs nearer than this on average lie on one point: a quarter of γ = 0.2
+    collapse_distance: float = 0.05  # so is a batch whose clean pairs are nearer than this on average
 
     def __post_init__(self) -> None:
         _check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)

@@ -23,7 +23,7 @@ def check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
 
 
 def judge_collapse(run: Run, settings: Settings, at: Progress, row: Mapping[str, Any], report: Report) -> None:
-    """Two checks running with clean triplets that cannot be told apart are a collapse."""
+    """Two checks running with clean triplets that cannot be told apart, or with all pairs close together, are one."""
     t = settings.train
     signs = {
         "separability of clean random triplets": (row["separability"], "collapse_separability"),

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..geometry import unit
 from ..model.embedder import Embedder
 from ..model.fold import folded
 from ..model.frozen import Embed, frozen, precise
@@ -90,7 +90,7 @@ class Unit(nn.Module):
     """Unit vectors: pooled features as they would be searched by, without a head."""
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.normalize(features, dim=1)
+        return unit(features)
 
 
 @dataclass(frozen=True)
