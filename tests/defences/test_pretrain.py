@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,24 @@ def live_step(recipe: str, **config: Any) -> Step:
     if isinstance(companion, Classifier):
         nn.init.normal_(companion.linear.weight)
     return Step(model, batch, 0, 1, KEY, {}, companion=companion, **config)
+
+
+@BOTH
+@pytest.mark.parametrize("noise", [0.0, 30.0])
+def test_the_canary_sees_what_the_attack_sees(recipe: str, noise: float) -> None:
+    """Features or logits, not embeddings: the same ascent a second time lacks nothing, a spoilt one does."""
+
+    class Spoilt(Step):
+        @contextmanager
+        def frozen(self) -> Iterator[Any]:
+            with super().frozen() as embed:
+                yield lambda x: embed(x) + noise * torch.sin(1e3 * x.flatten(1).sum(1, keepdim=True))
+
+    logged: dict[str, float] = {}
+    step = live_step(recipe, canary=True, log=lambda name, value: logged.update({name: float(value)}))
+    defence = DEFENCES[recipe]
+    list(defence.run(Spoilt(**vars(step)), defence.settings(eps=0.05, alpha=0.02)))
+    assert (abs(logged["canary_gap"]) < 1e-5) == (noise == 0)
 
 
 @BOTH

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from anchorhold import Embedder
-from anchorhold.model.compiled import _Alone, _rewritten, _room_for, _stem
+from anchorhold.defences.pretrain import Through
+from anchorhold.model.compiled import _PROGRAMS, _Alone, _rewritten, _room_for, _stem
 from anchorhold.model.fold import folded
 from anchorhold.model.frozen import frozen
 from tests.model.test_fold import shaken
@@ -89,6 +90,28 @@ def test_the_fast_view_agrees_with_the_plain_one_for_any_batch_and_any_weights()
             assert F.cosine_similarity(found[0][1].flatten(1), found[1][1].flatten(1)).min() > 0.9
         with torch.no_grad():
             model.backbone.conv1.weight.mul_(1 + weights)
+
+
+@needs_gpu
+def test_fast_features_have_their_length_beside_fast_embeddings() -> None:
+    model = shaken(Embedder("resnet18", dim=32)).cuda().to(memory_format=torch.channels_last)
+    tail = torch.nn.Linear(model.width, 7).cuda()
+    for weights in range(2):
+        for count in (5, 168, 200):
+            x = torch.rand(count, 3, 64, 64, device="cuda", requires_grad=True)
+            for view in (Through(model), Through(model, tail), model):  # a new one each time, as in training
+                found = []
+                for fast in (False, True):
+                    with frozen(view, fast) as embed, torch.autocast("cuda", torch.bfloat16):
+                        e = embed(x).float()
+                    found.append((e, torch.autograd.grad(e.square().sum(), x)[0]))
+                (plain, way), (quick, other) = found
+                assert (plain - quick).norm() < 0.05 * plain.norm()
+                if view is not model:  # unit vectors have no gradient of their length
+                    assert F.cosine_similarity(way.flatten(1), other.flatten(1)).min() > 0.9
+        with torch.no_grad():
+            model.backbone.conv1.weight.mul_(1.5 + weights)
+    assert len(_PROGRAMS[model]) == 2
 
 
 @needs_gpu

@@ -15,7 +15,6 @@ from torch.func import functional_call
 
 from ..geometry import unit
 from ..model.embedder import Embedder
-from ..model.fold import folded
 from ..model.frozen import Embed, frozen, precise
 from ..monitors import Images
 from ..perturb.ascend import Budget, Objective, ascend
@@ -78,12 +77,12 @@ class Through(nn.Module):
         return out
 
     def folded(self, fast: bool = False) -> Embed | None:
-        """The same as it is now, in eval mode, with BatchNorm folded: for `frozen`; never compiled, be it `fast`."""
-        backbone = folded(self.embedder.backbone)
-        if backbone is None:
+        """The same as it is now, in eval mode, with BatchNorm folded: for `frozen`; `fast`, the features compiled."""
+        features = self.embedder.folded(fast, pooled=True)
+        if features is None:
             return None
         tail = {name: t.detach() for name, t in (*self.tail.named_parameters(), *self.tail.named_buffers())}
-        return lambda images: functional_call(self.tail, tail, (self.embedder.features(images, backbone),))
+        return lambda images: functional_call(self.tail, tail, (features(images),))
 
 
 class Unit(nn.Module):

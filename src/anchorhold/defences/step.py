@@ -160,7 +160,7 @@ class Step:
         self.log("image_steps", work)
         for name, left in zip(("active_first", "active_last"), active):
             self.log(name, left / max(count, 1))
-        if self.canary and self.companion is None:  # what a companion sees is no embedding of the model
+        if self.canary:
             self.log("canary_gap", self._gap(own, ascent.images, objective, inner, moves, ids))
         return self.ranks.gathered(ascent.images, count)
 

@@ -28,19 +28,20 @@ __all__ = ["compiled", "quiet"]
 SIZES = (6, 12, 24, 36, 56, 84, 112, 168)
 ROUND = 32  # larger batches are padded to a multiple of this
 _Run = Callable[[Tensor, dict[str, Tensor]], Tensor]
-_RUNS: dict[str, _Run] = {}
-_PROGRAMS: weakref.WeakKeyDictionary[nn.Module, "_Program"] = weakref.WeakKeyDictionary()
+_RUNS: dict[tuple[str, bool], _Run] = {}
+_PROGRAMS: weakref.WeakKeyDictionary[nn.Module, dict[bool, "_Program"]] = weakref.WeakKeyDictionary()
 
 
-def compiled(owner: nn.Module, parts: Callable[[], tuple[Folded, dict[str, Tensor]]]) -> Embed:
-    """Unit vectors in bf16 of images through a backbone and a linear head.
+def compiled(owner: nn.Module, parts: Callable[[], tuple[Folded, dict[str, Tensor]]], unit: bool = True) -> Embed:
+    """Unit vectors in bf16 of images through a backbone and a linear head; without `unit`, of the length they have.
 
-    `parts` gives them as they are now: the folded backbone, and mean, std, weight and bias. The program is kept as
-    long as its owner lives, and has the numbers of the view that was opened last.
+    `parts` gives them as they are now: the folded backbone, and mean, std and, with a head, weight and bias. The
+    program is kept as long as its owner lives, and has the numbers of the view that was opened last.
     """
-    program = _PROGRAMS.get(owner)
-    if program is None:
-        program = _PROGRAMS[owner] = _Program(parts()[0].graph)
+    programs = _PROGRAMS.setdefault(owner, {})
+    if unit not in programs:
+        programs[unit] = _Program(parts()[0].graph, unit)
+    program = programs[unit]
     program.fill(parts, tuple(tensor.data_ptr() for tensor in (*owner.parameters(), *owner.buffers())))
     return program
 
@@ -50,9 +51,9 @@ def _named(parts: tuple[Folded, dict[str, Tensor]]) -> dict[str, Tensor]:
     return {f"backbone.{name}": t for name, t in backbone.to(torch.bfloat16).items()} | rest
 
 
-def _runner(graph: fx.GraphModule) -> _Run:
+def _runner(graph: fx.GraphModule, unit: bool) -> _Run:
     """The compiled function of one architecture: numbers are arguments, so all models of that kind share it."""
-    kind = f"{graph}\n{graph.code}"
+    kind = f"{graph}\n{graph.code}", unit
     if kind not in _RUNS:
         network = _rewritten(graph)
 
@@ -62,18 +63,18 @@ def _runner(graph: fx.GraphModule) -> _Run:
             x = functional_call(network, own, (x,))
             if "weight" in numbers:
                 x = F.linear(x, numbers["weight"], numbers["bias"])
-            return F.normalize(x.float(), dim=1)
+            return F.normalize(x.float(), dim=1) if unit else x.float()
 
         _RUNS[kind] = torch.compile(run, fullgraph=True)
     return _RUNS[kind]
 
 
 class _Program:
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, unit: bool) -> None:
         self.numbers: dict[str, Tensor] = {}
         self.places: tuple[int, ...] = ()  # where the weights lie that `refill` folds
         self.refill: torch.cuda.CUDAGraph | None = None
-        self.run = _runner(graph)
+        self.run = _runner(graph, unit)
         self.graphs: dict[tuple[int, ...], _Graph] = {}
         self.turn = 0  # counts forward replays: the shared memory holds the latest
         self.pool = torch.cuda.graph_pool_handle()

@@ -100,10 +100,10 @@ class Embedder(nn.Module):
         """Unit vectors (B, dim), in fp32 also under autocast; float64 stays float64."""
         return self._embed(images, lambda x: self.head(self.backbone(x)))
 
-    def folded(self, fast: bool = False) -> Embed | None:
+    def folded(self, fast: bool = False, pooled: bool = False) -> Embed | None:
         """This embedder as it is now, in eval mode, with BatchNorm folded: for `frozen`. None without BatchNorm.
 
-        With `fast` it is compiled for the GPU, and used wherever autocast asks for bf16.
+        With `fast` it is compiled for the GPU, and used wherever autocast asks for bf16; `pooled` are its `features`.
         """
         if not foldable(self.backbone):
             return None
@@ -112,11 +112,13 @@ class Embedder(nn.Module):
         def numbers() -> tuple[Folded, dict[str, Tensor]]:
             backbone = folded(self.backbone)
             assert backbone is not None
-            return backbone, {name: p.detach() for name, p in self.head.named_parameters()}
+            return backbone, {} if pooled else {name: p.detach() for name, p in self.head.named_parameters()}
 
         def plain(images: Tensor) -> Tensor:
             kept[:] = kept or [numbers()]
             backbone, head = kept[0]
+            if pooled:
+                return self.features(images, backbone)
             return self._embed(images, lambda x: functional_call(self.head, head, (backbone(x),)))
 
         if not fast or not self.mean.is_cuda:
@@ -127,7 +129,7 @@ class Embedder(nn.Module):
             backbone, head = numbers()
             return backbone, {n: p.to(torch.bfloat16) for n, p in head.items()} | {"mean": self.mean, "std": self.std}
 
-        program = compiled(self, parts)
+        program = compiled(self, parts, unit=not pooled)
 
         def run(images: Tensor) -> Tensor:
             half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
