@@ -12,9 +12,10 @@ from .errors import RunError
 from .record import Run
 from .settings import Settings
 
-__all__ = ["check_finite", "judge_canary", "judge_collapse", "stop_on_signal"]
+__all__ = ["check_finite", "judge_canary", "judge_collapse", "judge_features", "stop_on_signal"]
 
 CANARY = 0.02  # share of the climb, in the objective's units, that a fast ascent may miss
+LOST = 0.5  # of R@1 of the features at the start: a backbone that finds less than this share of it has lost them
 
 
 def check_finite(run: Run, finite: bool, at: Progress, report: Report) -> None:
@@ -52,9 +53,28 @@ def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
             f"by epoch {row['epoch']} the inner attack misses {100 * gap:.0f} % of what it finds in fp32 with every "
             "unit kept; train with --set train.precision=fp32 --set train.compile=off"
         )
-        report.say(f"warning: {text}")
-        flag = {"name": "canary", "epoch": row["epoch"], "text": text, "value": gap}
-        run.update_json(flags=[*run.read_json().get("flags", []), flag])
+        _flag(run, report, "canary", row["epoch"], text, gap)
+
+
+def judge_features(run: Run, start: float | None, row: Mapping[str, Any], report: Report) -> None:
+    """Say, once, when a pretraining has lost the features it began with: under too strong an attack they all agree."""
+    now = row.get("features_r1")
+    if start is None or now is None or now >= LOST * start:
+        return
+    if any(flag["name"] == "features" for flag in run.read_json().get("flags", [])):
+        return
+    text = (
+        f"by epoch {row['epoch']} R@1 of the features is {now:.1f}, and {start:.1f} before training: hardly a start "
+        "for a defence; try a smaller defence.eps or optimiser.lr, then larger ones from that run by --weights"
+    )
+    _flag(run, report, "features", row["epoch"], text, now / start)
+
+
+def _flag(run: Run, report: Report, name: str, epoch: int, text: str, value: float) -> None:
+    """Say it, and keep it with the run."""
+    report.say(f"warning: {text}")
+    flag = {"name": name, "epoch": epoch, "text": text, "value": value}
+    run.update_json(flags=[*run.read_json().get("flags", []), flag])
 
 
 def _stopped(run: Run, reason: str, report: Report) -> RunError:

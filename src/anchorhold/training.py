@@ -33,12 +33,12 @@ from .model.embedder import Embedder
 from .model.graphed import Graphed
 from .model.victim import fingerprint_of
 from .model.weights import EXPORT
-from .monitors import Images, load_images, look, signs_of_collapse
+from .monitors import Images, load_images, look, retrieval, signs_of_collapse
 from .random import Key
 from .ranks import Ranks, joined
 from .record import Run, provenance
 from .settings import Settings, check, falling
-from .stopping import check_finite, judge_canary, judge_collapse, stop_on_signal
+from .stopping import check_finite, judge_canary, judge_collapse, judge_features, stop_on_signal
 
 __all__ = ["fit", "resume", "with_data"]
 
@@ -228,6 +228,10 @@ def _train(
 
     if restored is None:
         save()  # so that a run can always be resumed from its folder alone
+    if at.step == 0 and defence.look is not None:
+        begins, _ = retrieval(Through(model, Unit()), test)
+        run.update_json(start={f"features_{name}": value for name, value in begins.items()})
+    start = ranks.once(run.read_json).get("start", {}).get("features_r1")
     total = train.epochs * len(_plan(images, settings, key("batches", 0)))
     first = at.step
     # A third of the images leave at once, and the passes of training count double.
@@ -318,6 +322,8 @@ def _train(
             judge_canary(run, row, report)
             if defence.look is None:  # pretraining leaves the head as it is, and nothing can be told from that
                 judge_collapse(run, settings, at, row, report)
+            else:
+                judge_features(run, start, row, report)
             if time.monotonic() - saved >= train.checkpoint_seconds or at.epoch == train.epochs:
                 save()
     if run.writes:

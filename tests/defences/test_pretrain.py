@@ -16,6 +16,7 @@ from torch import nn
 
 import anchorhold as ah
 from anchorhold import cli
+from anchorhold.console import Advance, Silent
 from anchorhold.defences import DEFENCES, Batch, Step, pretrain
 from anchorhold.defences.classify import Classifier
 from anchorhold.defences.pretrain import Companion, PretrainSettings, Through
@@ -25,6 +26,7 @@ from anchorhold.model.frozen import frozen
 from anchorhold.monitors import Images
 from anchorhold.random import Key
 from anchorhold.record import Run
+from anchorhold.report.training_page import write_training_page
 
 KEY = Key.of(5)
 BOTH = pytest.mark.parametrize("recipe", ["classify", "distil"])
@@ -67,6 +69,44 @@ def test_a_look_says_how_well_the_features_retrieve(digits: ah.Dataset, tmp_path
     assert row["features_r1"] == pytest.approx(expected, abs=0.2) and abs(expected - embedded) > 1
     assert 0 < row["features_r1_attacked"] < row["features_r1"]
     assert {"features_r2", "features_map_r"} <= row.keys()
+
+
+class Heard(Silent):
+    """What was said, and the page as it stood while the run went on."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.said, self.pages = run, list[str](), list[str]()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    @contextmanager
+    def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
+        yield lambda done, note="": self.pages.append(write_training_page(self.run).read_text())
+
+
+@BOTH
+def test_lost_features_are_said_once(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
+    start = ah.Embedder("small", 64, channels=1, size=8)
+    assert digits.test.images is not None
+    with torch.no_grad():
+        features = nn.functional.normalize(start.features(digits.test.images.permute(0, 3, 1, 2).float() / 255), dim=1)
+    at_first = 100 * evaluate(features, digits.test.labels).r1
+    for name, lr in (("kept", 1e-4), ("lost", 0.3)):
+        heard = Heard(tmp_path / name)
+        overrides = {"train": {"epochs": 3, "evaluate_every": 1}, "optimiser": {"lr": lr}}
+        run = ah.fit(None, digits, recipe, tmp_path / name, overrides=overrides, device="cpu", report=heard)
+        info, now = run.read_json(), [row["features_r1"] for row in run.metrics()]
+        assert info["start"]["features_r1"] == pytest.approx(at_first, abs=0.2) and "features_map_r" in info["start"]
+        lost = name == "lost"
+        assert all((r1 < at_first / 2) == lost for r1 in now)
+        said = [text for text in heard.said if text.startswith("warning: by epoch 1 R@1 of the features is")]
+        assert len(said) == lost and all("defence.eps" in text and "--weights" in text for text in said)
+        assert [flag["name"] for flag in info.get("flags", [])] == ["features"] * lost
+        assert ("It has lost its features" in write_training_page(run.path).read_text()) == lost
+        assert (
+            "The run goes on" in heard.pages[-1] and "The run goes on" not in write_training_page(run.path).read_text()
+        )
 
 
 @BOTH

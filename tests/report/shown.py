@@ -50,7 +50,7 @@ def a_collapsing_run(path: Path) -> Path:
         }
         for epoch in range(1, 13)
     ]
-    return a_run(path, rows, status="running", train={"collapse_warmup": 2})
+    return a_run(path, rows, status="training", train={"collapse_warmup": 2})
 
 
 def runs_to_compare(path: Path) -> Path:

@@ -226,12 +226,19 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
     assert text.count("R@1 of features (%)") == 1 and "R@1 of the features</" in text
     assert "A backbone to start from" in text and "was 65.4 at the first look and is 61.7 at the last" in text
     assert "collapse is not judged" in text and "Separability" not in text.split("<h2>Curves")[0]
-    early = write_training_page(a_run(tmp_path / "early", [], status="running")).read_text()
+    lost = {"name": "features", "epoch": 2, "text": "by epoch 2 R@1 of the features is 6.1", "value": 0.1}
+    folder = a_run(tmp_path / "lost", pretraining)
+    info = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(info | {"flags": [lost]}))
+    text = write_training_page(folder).read_text()
+    assert "It has lost its features" in text and "By epoch 2 R@1 of the features is 6.1." in text
+    assert "A backbone to start from" not in text
+    early = write_training_page(a_run(tmp_path / "early", [], status="training")).read_text()
     assert "No epoch has ended yet" in early
 
 
 def test_a_log_that_is_being_written_is_read_to_its_last_whole_line(tmp_path: Path) -> None:
-    a_run(tmp_path, flat_rows(3, 0.3), status="running")
+    a_run(tmp_path, flat_rows(3, 0.3), status="training")
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 4, "lo')
     assert "epoch 3: training loss" in (text := write_training_page(tmp_path).read_text()) and "epoch 4" not in text

@@ -96,7 +96,7 @@ def write_training_page(folder: str | Path, out: str | Path | None = None) -> Pa
         title=f"{folder.resolve().name}: training",
         name_of=folder.resolve().name,
         status=run.status,
-        going=info.get("status") == "running",
+        going=info.get("status") == "training",
         verdict=_verdict(run, since),
         tiles=_tiles(run),
         about={
@@ -127,6 +127,9 @@ def _verdict(run: Entry, since: int | None) -> dict[str, str]:
         return {"level": "bad", "title": "It has collapsed", "text": f"{when}{reason}"}
     if run.last("separability") is None:
         looks = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
+        lost = [flag["text"] for flag in run.info.get("flags") or [] if flag["name"] == "features"]
+        if lost:
+            return {"level": "bad", "title": "It has lost its features", "text": f"{lost[0][0].upper()}{lost[0][1:]}."}
         text = "Its head is not trained, so that collapse is not judged."
         if len(looks) > 1:
             text += f" R@1 of the features was {looks[0]:.1f} at the first look and is {looks[-1]:.1f} at the last."
