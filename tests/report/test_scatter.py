@@ -1,5 +1,6 @@
 """Runs as points: where they stand, what is grey, and that no name lies on another."""
 
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,26 @@ def test_cost_as_print_counts_it_and_as_it_was(tmp_path: Path, drawn: list[Any])
     assert marks(right) == [(3, 33, True), (3, 28, False), (0, 4, True), (0, -1, False)]
     grey = {(x, y) for x, y, _ in marks(left, grey=True)}
     assert {(9, 32.4), (33, 36.0), (17, 38.6), (1, 3.8)} <= grey and not marks(right, grey=True)
+
+
+def test_what_a_start_has_cost_is_counted(tmp_path: Path, drawn: list[Any]) -> None:
+    """Where the run that made the weights is not at hand, its cost is not known, and nothing is drawn."""
+
+    def begins(name: str, start: str, ers: float = 30.0) -> None:
+        folder = scored(tmp_path / name, 36.0, ers, image_steps=1_000_000)
+        info = json.loads((folder / "run.json").read_text())
+        info["model"]["weights"] = {"source": start}
+        (folder / "run.json").write_text(json.dumps(info))
+
+    begins("first", "resnet18.safetensors")
+    begins("second", "first/model.safetensors", 31.0)
+    begins("third", "second/model.safetensors", 32.0)
+    begins("lost", "elsewhere/model.safetensors")
+    begins("round", "round/model.safetensors")
+    plot_cost(entries(tmp_path), tmp_path / "c.png")
+    _, (left, right) = drawn[0]
+    assert [(x, y) for x, y, full in marks(right) if full] == [(1, 30), (2, 31), (3, 32)]
+    assert sum(full for *_, full in marks(left)) == 5
 
 
 def test_runs_of_one_cost_stand_side_by_side(tmp_path: Path, drawn: list[Any]) -> None:

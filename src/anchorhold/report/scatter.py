@@ -2,6 +2,7 @@
 
 A filled mark is the published protocol, a hollow one under it the corrected, a cross the strong audit. Print's cost is
 η + 1 gradients of the network a step; ours is counted in image-steps as well, since triplets leave the ascent early.
+A run that starts from the weights of another has cost what that one did, too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
+from ..model.weights import EXPORT
 from ..rows import Row, rows
 from ..settings import check
 from .collect import Entry, dig, number
@@ -43,7 +45,7 @@ class _Shown:
     r1: float
     ers: dict[str, float]  # by protocol
     steps: float
-    image_steps: float | None
+    image_steps: float | None  # with those of the runs it goes back to; None where they are not known
     row: Row | None
     place: int
 
@@ -120,7 +122,7 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
         cells = {protocol: judged(entry, f"ers_{protocol}") for protocol in _PROTOCOLS}
         ers = {protocol: cell.value for protocol, cell in cells.items() if isinstance(cell, Estimate)}
         if counts(r1) and ers:
-            steps, image_steps = number(entry.setting("steps")) or 0.0, number(entry.info.get("image_steps"))
+            steps, image_steps = number(entry.setting("steps")) or 0.0, _spent(entry, entries)
             found.append(_Shown(entry.name, plain(r1), ers, steps, image_steps, row_of(entry), len(found)))
             name = dig(entry.info, "data", "name") or dig(entry.audit, "data", "query", "name") or "?"
             sets[str(name).split("/")[0]] = None
@@ -128,6 +130,17 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
         raise RunError("no run here has both R@1 and ERS, so there is nothing to draw; audit one")
     check(len(sets) == 1, f"one figure is of one data set, and these are of {', '.join(sets)}: give fewer folders")
     return found, next(iter(sets))
+
+
+def _spent(entry: Entry, entries: Sequence[Entry]) -> float | None:
+    """The image-steps of a run and of those, among `entries`, whose weights it goes back to; None if one is missing."""
+    own, source = number(entry.info.get("image_steps")), dig(entry.info, "model", "weights", "source")
+    if own is None or not isinstance(source, str) or Path(source).name != EXPORT:
+        return own
+    others = [other for other in entries if other is not entry]
+    start = [other for other in others if other.path.name == Path(source).parent.name]
+    before = _spent(start[0], others) if len(start) == 1 else None
+    return None if before is None else own + before
 
 
 def _printed(data: str) -> list[Row]:
