@@ -110,12 +110,16 @@ def test_reproduced_means_in_the_band_with_the_settings_of_the_row() -> None:
         assert line["epochs"] == "75" or line["print's row"] != "reproduced"
 
 
-@pytest.mark.parametrize("name", ["cub-rows.png", "cub-cost.png"])
-def test_the_pictures_are_there_small_and_of_these_runs(name: str) -> None:
+@pytest.mark.parametrize(("name", "cost"), [("cub-rows.png", False), ("cub-cost.png", True)])
+def test_the_pictures_are_there_small_and_of_these_runs(name: str, cost: bool) -> None:
+    """After a new run the commands on the page draw them anew."""
+    folders = [ROOT / "results" / "cub", *([ROOT / "results" / "cub-own"] if cost else [])]
+    told = drawn(collect(folders).entries, cost)
+    assert not cost or ("own 3365238 8" in told and "None" not in told)
     picture = ROOT / "docs" / name
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 150_000 and f"({name})" in PAGE
     with Image.open(picture) as file:
-        assert file.info["Description"] == drawn(ENTRIES)
+        assert file.info["Description"] == told
 
 
 def test_the_digits_table_repeats_the_demos() -> None:

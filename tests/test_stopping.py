@@ -10,7 +10,7 @@ from anchorhold.errors import RunError
 from anchorhold.layers import settings_from
 from anchorhold.record import Run
 from anchorhold.settings import Settings
-from anchorhold.stopping import judge_collapse
+from anchorhold.stopping import judge_collapse, judge_features
 
 FLAT = {"separability": 0.0, "mean_distance": 1.0}
 ROUND = {"separability": 0.5, "mean_distance": 1.0}
@@ -60,6 +60,20 @@ def test_embeddings_on_one_point_are_flat_however_well_they_separate(run: Run) -
         RunError, match=r"by epoch 2: mean distance of clean pairs 0\.0490, under train\.collapse_distance = 0\.05;"
     ):
         judge(run, after(0), Progress(), point, point)
+
+
+def test_features_are_lost_below_half_of_what_they_found_before(run: Run) -> None:
+    said: list[str] = []
+    report = Silent()
+    report.say = said.append  # type: ignore[method-assign]
+    for start, now in ((None, 1.0), (0.0, 0.0), (100.0, 50.0), (100.0, None)):
+        judge_features(run, start, {"epoch": 1, "features_r1": now} if now is not None else {"epoch": 1}, report)
+    assert not said and "flags" not in run.read_json()
+    for epoch in (2, 3):
+        judge_features(run, 100.0, {"epoch": epoch, "features_r1": 49.9}, report)
+    (flag,) = run.read_json()["flags"]
+    assert len(said) == 1 and said[0] == f"warning: {flag['text']}" and "is 49.9, and 100.0 before" in said[0]
+    assert (flag["name"], flag["epoch"], flag["value"]) == ("features", 2, pytest.approx(0.499))
 
 
 def test_a_collapse_that_is_gone_on_with_is_said_once(run: Run) -> None:

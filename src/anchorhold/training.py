@@ -32,7 +32,7 @@ from .model.average import Average
 from .model.embedder import Embedder
 from .model.graphed import Graphed
 from .model.victim import fingerprint_of
-from .model.weights import EXPORT
+from .model.weights import EXPORT, digest
 from .monitors import Images, load_images, look, retrieval, signs_of_collapse
 from .random import Key
 from .ranks import Ranks, joined
@@ -228,10 +228,6 @@ def _train(
 
     if restored is None:
         save()  # so that a run can always be resumed from its folder alone
-    if at.step == 0 and defence.look is not None:
-        begins, _ = retrieval(Through(model, Unit()), test)
-        run.update_json(start={f"features_{name}": value for name, value in begins.items()})
-    start = ranks.once(run.read_json).get("start", {}).get("features_r1")
     total = train.epochs * len(_plan(images, settings, key("batches", 0)))
     first = at.step
     # A third of the images leave at once, and the passes of training count double.
@@ -244,6 +240,12 @@ def _train(
     buffers = [] if settings.model.freeze_batchnorm else [b for part in parts.values() for b in part.buffers()]
     watched = device.type == "cuda" and train.canary_every > 0
     with stop_on_signal() as stopping, report.task("training", total, at.step) as advance:
+        if at.step == 0 and defence.look is not None:
+            advance(0, "a look at the features before it")
+            begins, _ = retrieval(Through(model, Unit()), test)
+            run.update_json(start={f"features_{name}": value for name, value in begins.items()})
+        start = ranks.once(run.read_json).get("start", {}).get("features_r1")
+        began = time.monotonic()
         while at.epoch < train.epochs:
             plan = _plan(images, settings, key("batches", at.epoch))
             keys = (key("augment", at.epoch, i) for i in range(at.index, len(plan)))
@@ -286,7 +288,7 @@ def _train(
                     check_finite(run, bool(finite), at, report)
                     advance(at.step, f"epoch {at.epoch + 1}, {meters.note()}")
                 if fast and at.step == first + 1:
-                    report.say(f"the first step ended after {duration(time.monotonic() - begun)}, compiled")
+                    report.say(f"the first step ended after {duration(time.monotonic() - began)}, compiled")
                 if at.step == first + LOOK:
                     warm = time.monotonic()  # what is compiled and captured comes once
                 if at.step == first + 2 * LOOK:
@@ -328,12 +330,13 @@ def _train(
                 save()
     if run.writes:
         with average.lent():
-            model.save(run.path / "model.safetensors")
+            model.save(run.path / EXPORT)
         run.update_json(
             status="done",
             final=run.metrics()[-1] if run.metrics() else {},
             seconds=round(at.seconds, 2),
             image_steps=round(at.image_steps),
+            export=digest(run.path / EXPORT),
         )
     ranks.wait()
 

@@ -103,10 +103,9 @@ def test_lost_features_are_said_once(digits: ah.Dataset, tmp_path: Path, recipe:
         said = [text for text in heard.said if text.startswith("warning: by epoch 1 R@1 of the features is")]
         assert len(said) == lost and all("defence.eps" in text and "--weights" in text for text in said)
         assert [flag["name"] for flag in info.get("flags", [])] == ["features"] * lost
-        assert ("It has lost its features" in write_training_page(run.path).read_text()) == lost
-        assert (
-            "The run goes on" in heard.pages[-1] and "The run goes on" not in write_training_page(run.path).read_text()
-        )
+        page = write_training_page(run.path).read_text()
+        assert ("It has lost its features" in page) == lost
+        assert "The run has not ended" in heard.pages[-1] and "The run has not ended" not in page
 
 
 @BOTH
@@ -168,6 +167,8 @@ def test_killed_and_resumed_it_ends_the_same(digits: ah.Dataset, tmp_path: Path,
     killed = Run(tmp_path / "killed")
     assert 0 < killed.load()[1]["step"] < 15  # type: ignore[index]
     ah.resume(killed.path, device="cpu")
+    start, other = (run.read_json()["start"] for run in (alone, killed))
+    assert start == other  # of before training, not of where it was resumed
     assert same(alone, killed) and any(name.startswith("companion.") for name in tensors(killed))
     rows = [{**run.metrics()[-1], "seconds": 0} for run in (alone, killed)]
     assert rows[0] == rows[1]
@@ -206,6 +207,7 @@ def test_from_the_command_line_to_the_next_training(
         assert "weights: pre/model.safetensors, 8 tensors of the backbone, 4 others left out" in err
         report = Run(tmp_path / name).read_json()["model"]["weights"]
         assert report["source"] == "pre/model.safetensors" and len(report["sha256"]) == 16
+        assert report["sha256"] == Run(tmp_path / "pre").read_json()["export"]
         first, second = (ah.load(tmp_path / each).backbone.state_dict() for each in ("pre", name))
         assert all(torch.allclose(first[k], second[k]) for k in first)
 

@@ -212,7 +212,7 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
     assert flat_since(run) == ([(8, 12)], 8)
     text = write_training_page(tmp_path / "run").read_text()
     assert text.count('class="band"') == 7 and "epoch 8" in text and "It has collapsed" in text
-    assert "γ = 0.2" in text and "collapse under 0.02" in text and "The run goes on" in text
+    assert "γ = 0.2" in text and "collapse under 0.02" in text and "The run has not ended" in text
     assert "collapse under 0.05" in text
     near = [{**row, "mean_distance": 0.04} for row in flat_rows(5, separability=0.3)]
     assert flat_since(read_run(a_run(tmp_path / "near", near)))[1] == 3  # by distance alone
@@ -226,13 +226,13 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
     assert text.count("R@1 of features (%)") == 1 and "R@1 of the features</" in text
     assert "A backbone to start from" in text and "was 65.4 at the first look and is 61.7 at the last" in text
     assert "collapse is not judged" in text and "Separability" not in text.split("<h2>Curves")[0]
-    lost = {"name": "features", "epoch": 2, "text": "by epoch 2 R@1 of the features is 6.1", "value": 0.1}
-    folder = a_run(tmp_path / "lost", pretraining)
-    info = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(info | {"flags": [lost]}))
-    text = write_training_page(folder).read_text()
-    assert "It has lost its features" in text and "By epoch 2 R@1 of the features is 6.1." in text
-    assert "A backbone to start from" not in text
+    # What counts is where it ended: a dip on the way is none, though training has said so.
+    for start, lost in ((123.0, False), (124.0, True)):
+        folder = a_run(tmp_path / f"from-{start:.0f}", pretraining, start={"features_r1": start})
+        text = write_training_page(folder).read_text()
+        assert f"was {start:.1f} before training and is 61.7" in text
+        assert ("It has lost its features" in text) == lost == ("A backbone to start from" not in text)
+        assert read_run(folder).status == ("done, features lost" if lost else "done")
     early = write_training_page(a_run(tmp_path / "early", [], status="training")).read_text()
     assert "No epoch has ended yet" in early
 

@@ -97,10 +97,29 @@ def test_what_a_start_has_cost_is_counted(tmp_path: Path, drawn: list[Any]) -> N
     begins("third", "second/model.safetensors", 32.0)
     begins("lost", "elsewhere/model.safetensors")
     begins("round", "round/model.safetensors")
+    for name in ("twin", "b/twin"):
+        begins(name, "resnet18.safetensors")
+    begins("of-twins", "twin/model.safetensors")
     plot_cost(entries(tmp_path), tmp_path / "c.png")
     _, (left, right) = drawn[0]
-    assert [(x, y) for x, y, full in marks(right) if full] == [(1, 30), (2, 31), (3, 32)]
-    assert sum(full for *_, full in marks(left)) == 5
+    assert sorted((x, y) for x, y, full in marks(right) if full) == [(1, 30), (1, 30), (1, 30), (2, 31), (3, 32)]
+    assert sum(full for *_, full in marks(left)) == 8
+    assert right.get_xlabel().endswith("\nnot known of lost, of-twins, round")
+
+
+def test_a_start_is_known_by_what_it_exported(tmp_path: Path, drawn: list[Any]) -> None:
+    for name, more in (
+        ("old", {"image_steps": 5_000_000}),
+        ("start", {"image_steps": 2_000_000, "export": "abc"}),
+        ("end", {"image_steps": 1_000_000}),
+    ):
+        scored(tmp_path / name, 36.0, 30.0, **more)
+    info = json.loads((tmp_path / "end" / "run.json").read_text())
+    info["model"]["weights"] = {"source": "old/model.safetensors", "sha256": "abc"}  # its folder was renamed since
+    (tmp_path / "end" / "run.json").write_text(json.dumps(info))
+    plot_cost(entries(tmp_path), tmp_path / "c.png")
+    (right,) = drawn[0][1][1:]
+    assert sorted(x for x, _, full in marks(right) if full) == [2, 3, 5] and "not known" not in right.get_xlabel()
 
 
 def test_runs_of_one_cost_stand_side_by_side(tmp_path: Path, drawn: list[Any]) -> None:

@@ -24,7 +24,10 @@ __all__ = ["DistilSettings", "Original", "distil", "drifts", "original", "raise_
 
 @dataclass(frozen=True, kw_only=True)
 class DistilSettings(PretrainSettings):
-    """Feature distillation; eps, alpha and steps as for `classify`."""
+    """Feature distillation; steps as for `classify`, but an ε that the features survive from the start."""
+
+    eps: float = 2 / 255
+    alpha: float = 4 / 765
 
     @property
     def budget(self) -> Budget:

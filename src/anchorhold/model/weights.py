@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ..errors import AnchorholdError, ModelError
 from .backbones import is_own
 
-__all__ = ["EXPORT", "METADATA", "LoadReport", "load_weights", "read_tensors", "saved_config"]
+__all__ = ["EXPORT", "METADATA", "LoadReport", "digest", "load_weights", "read_tensors", "saved_config"]
 
 EXPORT = "model.safetensors"  # a model's name in a run folder
 METADATA = "anchorhold"  # the entry of our model files' metadata that holds settings and provenance
@@ -71,7 +71,7 @@ def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport
     """Fill a backbone from "imagenet", "timm:NAME.TAG", a file or a run folder; a ModelError lists what is amiss."""
     if source == "imagenet" or str(source).startswith("timm:"):
         tag = _imagenet(name) if source == "imagenet" else str(source).removeprefix("timm:")
-        label, digest = f"timm:{tag}", None
+        label, mark = f"timm:{tag}", None
         tensors = _download(tag, module)
     else:
         path = _file(source)
@@ -84,11 +84,16 @@ def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport
                 "or give other weights"
             )
         tensors = read_tensors(path)
-        with open(path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        mark = digest(path)
     fitted = _fit(module, tensors, label, name)
     module.load_state_dict(fitted, strict=False)  # copies, and casts fp16 to the parameter's dtype
-    return LoadReport(label, len(fitted), len(tensors) - len(fitted), digest)
+    return LoadReport(label, len(fitted), len(tensors) - len(fitted), mark)
+
+
+def digest(path: Path) -> str:
+    """The first 16 digits of a file's SHA-256."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def saved_config(source: str | Path) -> dict[str, Any] | None:

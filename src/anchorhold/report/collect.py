@@ -23,6 +23,7 @@ from ..errors import AnchorholdError, RunError, SettingsError
 from ..layers import build, to_dict
 from ..record import Run
 from ..rows import row_named
+from ..stopping import LOST
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
@@ -97,6 +98,12 @@ class Entry:
         return all(_flat(row, self) and (number(row.get("epoch")) or 0) > warm for row in self.rows[-2:])
 
     @property
+    def lost_features(self) -> bool:
+        """Whether a pretraining ended with features that find less than half of what they found before it."""
+        start, end = number(dig(self.info, "start", "features_r1")), self.last("features_r1")
+        return start is not None and end is not None and end < LOST * start
+
+    @property
     def status(self) -> str:
         """In a few words how the run ended, or how far it is."""
         if not self.info:
@@ -105,7 +112,8 @@ class Entry:
         if self.collapsed:
             diverged = "NaN" in str(self.info.get("reason", ""))
             return f"{'loss not finite' if diverged else 'collapsed'}, epoch {self.epoch or 0}"
-        return state if state == "done" or planned is None else f"{state}, {self.epoch or 0} of {planned}"
+        state = state if state == "done" or planned is None else f"{state}, {self.epoch or 0} of {planned}"
+        return f"{state}, features lost" if self.lost_features else state
 
 
 def _flat(row: Mapping[str, Any], run: Entry) -> bool:

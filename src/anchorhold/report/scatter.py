@@ -91,7 +91,8 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
     left.set_xticks([], minor=True)
     left.margins(x=0.1)
     left.set(xlabel="η + 1", ylabel="ERS")
-    right.set(xlabel="image-steps of training (millions)")
+    unknown = ", ".join(_drawn(run.name, 28) for run in shown if run.image_steps is None)
+    right.set(xlabel="image-steps of training (millions)" + (f"\nnot known of {unknown}" if unknown else ""))
     right.margins(x=0.1)
     figure.suptitle(_drawn(data))
 
@@ -99,17 +100,18 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
         for axis, points in panels:
             _label(axis, points, grey if axis is left else [])
 
-    return _save(figure, [left, right], _legend(shown, printed), out, last, drawn(entries))
+    return _save(figure, [left, right], _legend(shown, printed), out, last, drawn(entries, cost=True))
 
 
 SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = dict(zip(SCATTERED, (plot_rows, plot_cost)))
 """Figures of runs as points, by name."""
 
 
-def drawn(entries: Sequence[Entry]) -> str:
+def drawn(entries: Sequence[Entry], cost: bool = False) -> str:
     """The points of our own in a figure of these runs, in words: a PNG carries them, to be told from an old one."""
     runs, data = _shown(entries)
-    points = [f"{run.name} {run.r1:.1f} {' '.join(f'{p} {v:.1f}' for p, v in run.ers.items())}" for run in runs]
+    at = [f"{run.image_steps} {run.steps:g}" if cost else f"{run.r1:.1f}" for run in runs]
+    points = [f"{run.name} {x} {' '.join(f'{p} {v:.1f}' for p, v in run.ers.items())}" for run, x in zip(runs, at)]
     return f"{data}: {'; '.join(points)}"
 
 
@@ -134,11 +136,14 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
 
 def _spent(entry: Entry, entries: Sequence[Entry]) -> float | None:
     """The image-steps of a run and of those, among `entries`, whose weights it goes back to; None if one is missing."""
-    own, source = number(entry.info.get("image_steps")), dig(entry.info, "model", "weights", "source")
-    if own is None or not isinstance(source, str) or Path(source).name != EXPORT:
+    own, weights = number(entry.info.get("image_steps")), dig(entry.info, "model", "weights") or {}
+    source = str(weights.get("source"))
+    if own is None or Path(source).name != EXPORT:
         return own
     others = [other for other in entries if other is not entry]
-    start = [other for other in others if other.path.name == Path(source).parent.name]
+    start = [other for other in others if other.info.get("export", "") == weights.get("sha256")]
+    # A run that is older does not say what it exported: it is known by its folder.
+    start = start or [other for other in others if other.path.name == Path(source).parent.name]
     before = _spent(start[0], others) if len(start) == 1 else None
     return None if before is None else own + before
 

@@ -127,11 +127,15 @@ def _verdict(run: Entry, since: int | None) -> dict[str, str]:
         return {"level": "bad", "title": "It has collapsed", "text": f"{when}{reason}"}
     if run.last("separability") is None:
         looks = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
-        lost = [flag["text"] for flag in run.info.get("flags") or [] if flag["name"] == "features"]
-        if lost:
-            return {"level": "bad", "title": "It has lost its features", "text": f"{lost[0][0].upper()}{lost[0][1:]}."}
+        before = number(dig(run.info, "start", "features_r1"))
+        if run.lost_features:
+            text = f"Their R@1 was {before:.1f} before training and is {looks[-1]:.1f}: hardly a start for a defence. "
+            text += "Try a smaller defence.eps or optimiser.lr, then larger ones from that run by --weights."
+            return {"level": "bad", "title": "It has lost its features", "text": text}
         text = "Its head is not trained, so that collapse is not judged."
-        if len(looks) > 1:
+        if before is not None and looks:
+            text += f" R@1 of the features was {before:.1f} before training and is {looks[-1]:.1f} at the last look."
+        elif len(looks) > 1:
             text += f" R@1 of the features was {looks[0]:.1f} at the first look and is {looks[-1]:.1f} at the last."
         return {"level": "good", "title": "A backbone to start from", "text": text}
     if since is not None:
