@@ -12,7 +12,7 @@ from .errors import RunError
 from .record import Run
 from .settings import Settings
 
-__all__ = ["LOST", "check_finite", "judge_canary", "judge_collapse", "judge_features", "stop_on_signal"]
+__all__ = ["check_finite", "judge_canary", "judge_collapse", "judge_features", "lost", "stop_on_signal"]
 
 CANARY = 0.02  # share of the climb, in the objective's units, that a fast ascent may miss
 LOST = 0.5  # of R@1 of the features at the start: a backbone that finds less than this share of it has lost them
@@ -59,7 +59,7 @@ def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
 def judge_features(run: Run, start: float | None, row: Mapping[str, Any], report: Report) -> None:
     """Say, once, when a pretraining has lost the features it began with: under too strong an attack they all agree."""
     now = row.get("features_r1")
-    if start is None or now is None or now >= LOST * start:
+    if start is None or now is None or not lost(start, now):
         return
     if any(flag["name"] == "features" for flag in run.read_json().get("flags", [])):
         return
@@ -68,6 +68,11 @@ def judge_features(run: Run, start: float | None, row: Mapping[str, Any], report
         "for a defence; try a smaller defence.eps or optimiser.lr, then larger ones from that run by --weights"
     )
     _flag(run, report, "features", row["epoch"], text, now / start)
+
+
+def lost(start: float, now: float) -> bool:
+    """Whether features that found `start` before a pretraining, and find `now`, are lost."""
+    return now < LOST * start
 
 
 def _flag(run: Run, report: Report, name: str, epoch: int, text: str, value: float) -> None:

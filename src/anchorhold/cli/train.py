@@ -129,10 +129,12 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
 def _finished(path: Path) -> None:
     from ..ranks import Ranks, started
     from ..record import Run
+    from ..stopping import lost
 
     if not Ranks(*started()).first:  # it may not see the folder
         return
-    final = Run(path).read_json().get("final", {})
+    info = Run(path).read_json()
+    final, before = info.get("final", {}), info.get("start", {}).get("features_r1")
     epochs = "1 epoch" if final.get("epoch") == 1 else f"{final.get('epoch')} epochs"
     lines = {
         "r1": "R@1 {r1:.1f}, R@2 {r2:.1f}, mAP@R {map_r:.1f}",
@@ -144,7 +146,9 @@ def _finished(path: Path) -> None:
         if final.get(name) is not None:
             print(f"{text.format(**final)} after {epochs}")
     print(f"run folder: {path}")
-    if "accuracy" in final or "drift" in final:  # a backbone to start from; its head is not trained
+    if before is not None and "features_r1" in final and lost(before, final["features_r1"]):
+        print(f"the features are lost, R@1 was {before:.1f} before: try a smaller defence.eps or optimiser.lr")
+    elif "accuracy" in final or "drift" in final:  # a backbone to start from; its head is not trained
         print(f"next: anchorhold train DATA --weights {quote(str(path))}")
     else:
         print(f"the model:  anchorhold.load({str(path)!r})")

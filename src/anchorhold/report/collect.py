@@ -23,7 +23,7 @@ from ..errors import AnchorholdError, RunError, SettingsError
 from ..layers import build, to_dict
 from ..record import Run
 from ..rows import row_named
-from ..stopping import LOST
+from ..stopping import lost
 
 __all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
@@ -101,7 +101,7 @@ class Entry:
     def lost_features(self) -> bool:
         """Whether a pretraining ended with features that find less than half of what they found before it."""
         start, end = number(dig(self.info, "start", "features_r1")), self.last("features_r1")
-        return start is not None and end is not None and end < LOST * start
+        return start is not None and end is not None and lost(start, end)
 
     @property
     def status(self) -> str:
