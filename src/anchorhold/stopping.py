@@ -12,7 +12,7 @@ from .errors import RunError
 from .record import Run
 from .settings import Settings
 
-__all__ = ["check_finite", "judge_canary", "judge_collapse", "judge_features", "lost", "stop_on_signal"]
+__all__ = ["LOST", "check_finite", "judge_canary", "judge_collapse", "judge_features", "lost", "stop_on_signal"]
 
 CANARY = 0.02  # share of the climb, in the objective's units, that a fast ascent may miss
 LOST = 0.5  # of R@1 of the features at the start: a backbone that finds less than this share of it has lost them

@@ -232,6 +232,7 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
         text = write_training_page(folder).read_text()
         assert f"was {start:.1f} before training and is 61.7" in text
         assert ("It has lost its features" in text) == lost == ("A backbone to start from" not in text)
+        assert f"lost under {start / 2:.1f}" in text and "squared drift" in text and "its margin γ" not in text
         assert read_run(folder).status == ("done, features lost" if lost else "done")
     early = write_training_page(a_run(tmp_path / "early", [], status="training")).read_text()
     assert "No epoch has ended yet" in early
@@ -276,6 +277,12 @@ def test_labels_lie_on_no_other_label_or_point() -> None:
     assert charts._places(points[:1], 600) == {points[0]: (7, -7)}  # the first choice, where nothing is near
     crowd = [(300.0, 200.0, f"number {n}") for n in range(30)]
     assert len(charts._places(crowd, 600)) == 30  # more than there is room for: all are there
+
+
+def test_large_numbers_stay_inside_the_chart() -> None:
+    drawn = str(chart([Series("loss", [Point(1, 3e9, "")], 0)], Axis("epoch"), Axis("", (0.0,)), "a loss"))
+    ticks = re.findall(r'class="tick end"[^>]*>([^<]*)<', drawn)
+    assert len(ticks) > 2 and ticks[-1].endswith("e+09") and max(map(len, ticks)) <= 7
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 7.9), (1e-5, 3e-5), (99.0, 101.0), (5, 5), (0, 1e6)])

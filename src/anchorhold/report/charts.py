@@ -217,6 +217,8 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
 
 def _said(value: float, scale: Sequence[float]) -> str:
     step = abs(scale[1] - scale[0])
+    if step >= 1e6:  # there is no room for as many digits
+        return f"{value:.3g}"
     return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 

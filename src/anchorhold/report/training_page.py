@@ -1,11 +1,12 @@
 """The page of a training: its curves, and where the papers' signs of collapse appear. A run may still be going on."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from ..stopping import LOST
 from .charts import Axis, Mark, Point, Series, chart, key
 from .collect import Entry, dig, flat_since, number, read_run
 from .compare import leaves
@@ -81,6 +82,12 @@ PANELS = (
         (0.0, 100.0),
     ),
 )
+
+# What two of them tell of a pretraining, which has no triplets.
+PRETRAINING = {
+    "Loss": "Of perturbed images: cross-entropy, or the squared drift of their features.",
+    "Active share": "Images that the inner attack still moves, before its first and its last step.",
+}
 
 
 def write_training_page(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -158,6 +165,8 @@ def _tiles(run: Entry) -> list[tuple[str, str]]:
 def _charts(run: Entry, bands: Sequence[tuple[float, float]]) -> "list[tuple[Panel, Markup, Markup | str]]":
     made = []
     for panel in PANELS:
+        if run.last("separability") is None and run.rows:
+            panel = replace(panel, says=PRETRAINING.get(panel.title, panel.says))
         series = [
             Series(name, _points(run.rows, column, name), look)
             for look, (column, name) in enumerate(panel.columns.items())
@@ -185,7 +194,7 @@ def _points(rows: Sequence[Mapping[str, Any]], column: str, name: str) -> list[P
 
 
 def _marks(run: Entry, panel: Panel) -> list[Mark]:
-    """Where training sees a collapse."""
+    """Where training sees a collapse, or features lost."""
     if "loss" in panel.columns:
         margin = number(run.setting("margin"))
         return [] if not margin else [Mark(margin, f"γ = {margin:g}")]
@@ -195,6 +204,9 @@ def _marks(run: Entry, panel: Panel) -> list[Mark]:
     if "mean_distance" in panel.columns:
         least = number(run.setting("train.collapse_distance"))
         return [] if not least else [Mark(least, f"collapse under {least:g}")]
+    if "features_r1" in panel.columns:
+        before = number(dig(run.info, "start", "features_r1"))
+        return [] if before is None else [Mark(LOST * before, f"lost under {LOST * before:.1f}")]
     return [Mark(0.0, "collapse at 0")] if "collapseness" in panel.columns else []
 
 
