@@ -58,21 +58,19 @@ def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
 
 def judge_features(run: Run, start: float | None, row: Mapping[str, Any], report: Report) -> None:
     """Say, once, when a pretraining has lost the features it began with: under too strong an attack they all agree."""
-    now = row.get("features_r1")
-    if start is None or now is None or not lost(start, now):
-        return
-    if any(flag["name"] == "features" for flag in run.read_json().get("flags", [])):
-        return
-    text = (
-        f"by epoch {row['epoch']} R@1 of the features is {now:.1f}, and {start:.1f} before training: hardly a start "
-        "for a defence; try a smaller defence.eps or optimiser.lr, then larger ones from that run by --weights"
+    text = lost(start, row.get("features_r1"))
+    if text and all(flag["name"] != "features" for flag in run.read_json().get("flags", [])):
+        _flag(run, report, "features", row["epoch"], f"by epoch {row['epoch']} {text}", row["features_r1"])
+
+
+def lost(start: float | None, now: float | None) -> str:
+    """What to say of features whose R@1 was `start` before a pretraining and is `now`: nothing if they are not lost."""
+    if start is None or now is None or now >= LOST * start:
+        return ""
+    return (
+        f"R@1 of the features is {now:.1f}, and {start:.1f} before training: hardly a start for a defence; "
+        "try a smaller defence.eps or optimiser.lr, then larger ones from that run by --weights"
     )
-    _flag(run, report, "features", row["epoch"], text, now / start)
-
-
-def lost(start: float, now: float) -> bool:
-    """Whether features that found `start` before a pretraining, and find `now`, are lost."""
-    return now < LOST * start
 
 
 def _flag(run: Run, report: Report, name: str, epoch: int, text: str, value: float) -> None:

@@ -230,7 +230,8 @@ def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:
     for start, lost in ((123.0, False), (124.0, True)):
         folder = a_run(tmp_path / f"from-{start:.0f}", pretraining, start={"features_r1": start})
         text = write_training_page(folder).read_text()
-        assert f"was {start:.1f} before training and is 61.7" in text
+        told = "is 61.7, and 124.0 before training: hardly a start" if lost else "was 123.0 before training and is 61.7"
+        assert told in text
         assert ("It has lost its features" in text) == lost == ("A backbone to start from" not in text)
         assert f"lost under {start / 2:.1f}" in text and "squared drift" in text and "its margin γ" not in text
         assert read_run(folder).status == ("done, features lost" if lost else "done")

@@ -146,8 +146,8 @@ def _finished(path: Path) -> None:
         if final.get(name) is not None:
             print(f"{text.format(**final)} after {epochs}")
     print(f"run folder: {path}")
-    if before is not None and "features_r1" in final and lost(before, final["features_r1"]):
-        print(f"the features are lost, R@1 was {before:.1f} before: try a smaller defence.eps or optimiser.lr")
+    if text := lost(before, final.get("features_r1")):
+        print(text)
     elif "accuracy" in final or "drift" in final:  # a backbone to start from; its head is not trained
         print(f"next: anchorhold train DATA --weights {quote(str(path))}")
     else:

@@ -98,10 +98,9 @@ class Entry:
         return all(_flat(row, self) and (number(row.get("epoch")) or 0) > warm for row in self.rows[-2:])
 
     @property
-    def lost_features(self) -> bool:
-        """Whether a pretraining ended with features that find less than half of what they found before it."""
-        start, end = number(dig(self.info, "start", "features_r1")), self.last("features_r1")
-        return start is not None and end is not None and lost(start, end)
+    def lost_features(self) -> str:
+        """What to say of a pretraining that has lost the features it began with; nothing of others."""
+        return lost(number(dig(self.info, "start", "features_r1")), self.last("features_r1"))
 
     @property
     def status(self) -> str:

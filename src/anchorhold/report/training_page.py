@@ -136,9 +136,7 @@ def _verdict(run: Entry, since: int | None) -> dict[str, str]:
         looks = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
         before = number(dig(run.info, "start", "features_r1"))
         if run.lost_features:
-            text = f"Their R@1 was {before:.1f} before training and is {looks[-1]:.1f}: hardly a start for a defence. "
-            text += "Try a smaller defence.eps or optimiser.lr, then larger ones from that run by --weights."
-            return {"level": "bad", "title": "It has lost its features", "text": text}
+            return {"level": "bad", "title": "It has lost its features", "text": f"{run.lost_features}."}
         text = "Its head is not trained, so that collapse is not judged."
         if before is not None and looks:
             text += f" R@1 of the features was {before:.1f} before training and is {looks[-1]:.1f} at the last look."
