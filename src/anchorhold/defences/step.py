@@ -33,6 +33,7 @@ class Inner:
 
     def __post_init__(self) -> None:
         check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
+        _ = self.ball  # which refuses what no image could be perturbed by
 
     @property
     def ball(self) -> Ball:

@@ -29,6 +29,11 @@ class Ball:
         check(self.norm in ("linf", "l2"), f"norm {self.norm!r}; there are: linf, l2")
         check(isinstance(self.eps, Real), f"ε is a number such as 8 / 255, not {self.eps!r}")
         check(self.eps >= 0, f"ε must not be negative, got {self.eps}")
+        check(
+            self.norm != "linf" or self.eps <= self.high - self.low,
+            f"ε = {self.eps:g} is more than a pixel can change, from {self.low:g} to {self.high:g}; "
+            f"of 255 levels it is {self.eps:g}/255",
+        )
 
     def admit(self, images: Tensor) -> None:
         """Refuse images that the range would clamp, unless that means to wait for a GPU."""
