@@ -26,7 +26,7 @@ def pictures(units: int, views: int = 1, side: int = 3) -> Tensor:
 
 def test_an_epsilon_in_levels_is_refused_where_it_is_given() -> None:
     for make in (Ball, lambda eps: HardnessSettings(eps=eps)):
-        with pytest.raises(SettingsError, match="ε = 8 is more than a pixel can change, from 0 to 1; .* 8/255"):
+        with pytest.raises(SettingsError, match=r"ε = 8 is more than a pixel can change, from 0 to 1; .* 8/255"):
             make(8.0)
         make(1.0)
     assert Ball(8.0, "l2").eps == Ball(8.0, low=0, high=255).eps == 8  # lengths of whole images; images in levels
