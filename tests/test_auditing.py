@@ -716,7 +716,7 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"attacks": ["CA"]}, "no attack is called 'CA'"),
         ({"protocols": "print"}, "there are: published, corrected"),
         ({"protocols": ()}, "at least one protocol"),
-        ({"eps": 8}, "8/255 is .031"),
+        ({"eps": 8}, "of 255 levels it is 8/255"),
         ({"eps": -0.1}, "must not be negative"),
         ({"steps": -1}, "must not be negative"),
         ({"method": "bim"}, "there are: pgd, fgsm, cw"),

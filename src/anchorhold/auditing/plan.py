@@ -54,7 +54,6 @@ class AuditSettings:
         check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
         check(self.batch >= 1, f"batch must be at least 1, got {self.batch}")
         check(self.resamples >= 1, f"resamples must be at least 1, got {self.resamples}")
-        check(self.eps <= 1, f"ε is {self.eps:g} for pixels in [0, 1]: 8/255 is .031")
         check(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
         _, start = self.ball, self.budget.start  # they check the rest
         who = f"{self.method.upper()} starts" if self.method != "pgd" else "this budget starts"
