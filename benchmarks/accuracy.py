@@ -23,8 +23,9 @@ import torch
 from parts import Parts
 
 import anchorhold as ah
-from anchorhold.defences.step import Inner
-from anchorhold.record import provenance
+from anchorhold.defences.settings import Inner
+from anchorhold.device import computer_of
+from anchorhold.runs.provenance import provenance
 
 Found = dict[str, Any]
 ARMS: dict[str, Found] = {"slow": {"precision": "tf32", "compile": "off"}, "fast": {"compile": "on"}}
@@ -107,7 +108,12 @@ def main() -> None:
     if unknown := [name for name in chosen if name not in parts]:
         parser.error(f"there is no {', '.join(unknown)}; choose some of {', '.join(parts)}")
     checkpoint = Path(args.checkpoint).name if args.checkpoint else None
-    about = {**provenance(torch.device("cuda")), "epochs": args.epochs, "queries": args.queries, "model": checkpoint}
+    about = {
+        **provenance(computer_of(torch.device("cuda"))),
+        "epochs": args.epochs,
+        "queries": args.queries,
+        "model": checkpoint,
+    }
     made = Parts(args.out, "accuracy", about)
     for name in chosen:
         made.keep(name, parts[name]())

@@ -137,9 +137,9 @@ def images(device: str, count: int, store: str, side: int = 256) -> Callable[[],
     from PIL import Image
 
     from anchorhold.console import Silent
+    from anchorhold.data.images import load_images
+    from anchorhold.data.settings import DataSettings
     from anchorhold.data.splits import Split
-    from anchorhold.monitors import load_images
-    from anchorhold.settings import DataSettings
 
     place = tempfile.TemporaryDirectory()
     noise = np.random.default_rng(0)
@@ -202,7 +202,7 @@ def one_rank() -> None:
     import torch
 
     import anchorhold as ah
-    from anchorhold.ranks import started
+    from anchorhold.distributed import started
 
     torch.set_num_threads(1)
     data, model = ah.dataset("digits"), ah.Embedder("small", 64, channels=1, size=(8, 8))
@@ -242,6 +242,14 @@ PARTS: dict[str, tuple[Callable[..., Any], list[Found], list[Found]]] = {
 }
 
 
+def peak_bytes() -> int:
+    """The most memory this process has held. Not `ru_maxrss` on Linux: it begins with the peak of the parent."""
+    if sys.platform == "linux":
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 def measured(part: str, sizes: Found, device: str, threads: int) -> Found:
     """One row, in this process."""
     import torch
@@ -258,8 +266,7 @@ def measured(part: str, sizes: Found, device: str, threads: int) -> Found:
     if gpu:
         torch.cuda.synchronize()
     spent = time.perf_counter() - begun
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+    peak = peak_bytes() / 1e6
     sizes = {name: size for name, size in sizes.items() if name != "root"}
     row = {**sizes, "seconds": spent, "peak_mb": peak, **found}
     if gpu:
@@ -321,8 +328,9 @@ def main() -> None:
 _ASK = "import torch; print('cuda' if torch.cuda.is_available() else 'cpu')"
 _ABOUT = """
 import json, torch
-from anchorhold.record import provenance
-print(json.dumps(provenance(torch.device("{device}"))))
+from anchorhold.device import computer_of
+from anchorhold.runs.provenance import provenance
+print(json.dumps(provenance(computer_of(torch.device("{device}")))))
 """
 
 

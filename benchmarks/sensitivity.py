@@ -1,4 +1,4 @@
-"""How far the natural row depends on what is not print's: images compressed again, variances that were estimated.
+"""How far the natural row depends on what is not the papers': images compressed again, variances that were estimated.
 
     python benchmarks/sensitivity.py --root CUB_200_2011 --weights resnet18_imagenet.safetensors --out sensitivity.json
 
@@ -31,12 +31,14 @@ from starts import measured
 
 import anchorhold as ah
 from anchorhold.console import Console
+from anchorhold.data.images import load_images
+from anchorhold.data.settings import DataSettings
 from anchorhold.data.store import decode
 from anchorhold.data.workers import cores
-from anchorhold.monitors import load_images, retrieval
+from anchorhold.device import computer_of
 from anchorhold.random import Key
-from anchorhold.record import provenance
-from anchorhold.settings import DataSettings
+from anchorhold.runs.provenance import provenance
+from anchorhold.training.evaluation import retrieval
 
 Found = dict[str, Any]
 STORED = 75  # the quality of the files
@@ -142,7 +144,9 @@ def main() -> None:
     place = Path(tempfile.mkdtemp())
     data = ah.dataset("cub", args.root)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    made = Parts(args.out, "sensitivity", provenance(device) | ({"epochs": args.epochs} if trained else {}))
+    made = Parts(
+        args.out, "sensitivity", provenance(computer_of(device)) | ({"epochs": args.epochs} if trained else {})
+    )
     if "distortion" in chosen:
         made.keep("distortion", distortion(data.train))
     if "features" in chosen:

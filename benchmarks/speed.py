@@ -25,22 +25,29 @@ import torch
 from torch import Tensor
 
 import anchorhold as ah
-from anchorhold.attacks import Scene, goal_named
+from anchorhold.attacks.goal import Scene
+from anchorhold.attacks.menu import goal_named
+from anchorhold.config.recipes import settings_from
 from anchorhold.console import Silent
 from anchorhold.data.batches import pair_batches
 from anchorhold.data.store import decode
 from anchorhold.defences.hardness import lga, raise_hardness
 from anchorhold.geometry import unit
-from anchorhold.layers import settings_from
 from anchorhold.model.frozen import frozen
-from anchorhold.perturb.ascend import Budget, Objective, ascend
+from anchorhold.perturb.ascend import ascend
 from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.problem import Objective
+from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
-from anchorhold.record import Run, provenance
+from anchorhold.runs.folder import Run
+from anchorhold.runs.provenance import provenance
 from anchorhold.triplets import SAMPLERS, candidates, mine
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests import reference  # the slow truth
+
+from anchorhold.device import computer_of
+from anchorhold.perturb.problem import Problem
 
 Found = dict[str, Any]
 
@@ -129,7 +136,7 @@ def hardness_ascent(out: Path, epochs: int = 3) -> Found:
             begun = time.perf_counter()
             slow = _every_unit(embed, images[rows], goal, ball, budget)
             middle = time.perf_counter()
-            fast = ascend(embed, images[rows], goal, ball, budget, embedded=clean[rows])
+            fast = ascend(Problem(embed, goal, ball, budget), images[rows], embedded=clean[rows])
             quick, plain = quick + time.perf_counter() - middle, plain + middle - begun
             assert (slow - fast.images).abs().max() * 255 <= 1e-6
             steps, kept = steps + fast.image_steps, kept + budget.steps * rows.numel()
@@ -153,7 +160,7 @@ def cpu(args: argparse.Namespace) -> Found:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         found = {"samplers": samplers(), "objectives": objectives(), "ascent": hardness_ascent(Path(scratch) / "hm")}
-    whole = {**provenance(torch.device("cpu")), "speed": found}
+    whole = {**provenance(computer_of(torch.device("cpu"))), "speed": found}
     Path(args.out).write_text(json.dumps(whole, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     return found
@@ -175,7 +182,8 @@ def ascent(model: ah.Embedder) -> Found:
                 with torch.no_grad():
                     clean = embed(images)
                 away = Objective(partial(_away, clean), first=_sum)
-                work = partial(ascend, embed, images[:, None], away, Ball(8 / 255), Budget(32, 3 / 255))
+                problem = Problem(embed, away, Ball(8 / 255), Budget(32, 3 / 255))
+                work = partial(ascend, problem, images[:, None])
                 row[name] = 1e6 * seconds(work, 2, 1) / (32 * batch)
         found[str(batch)] = row
     return found
@@ -289,7 +297,9 @@ def gpu(args: argparse.Namespace) -> Found:
     def keep(name: str, value: Found) -> None:
         found[name] = value
         print(name, json.dumps(value), flush=True)
-        Path(args.out).write_text(json.dumps({**provenance(torch.device("cuda")), "speed": found}, indent=1))
+        Path(args.out).write_text(
+            json.dumps({**provenance(computer_of(torch.device("cuda"))), "speed": found}, indent=1)
+        )
 
     if wanted("ascent"):
         keep("ascent", ascent(ah.Embedder("resnet18", 512, args.weights)))

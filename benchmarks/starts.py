@@ -20,10 +20,12 @@ from torch import Tensor
 
 import anchorhold as ah
 from anchorhold.console import Console
-from anchorhold.monitors import Images, load_images, recall_under_attack, retrieval
+from anchorhold.data.images import Images, load_images
+from anchorhold.data.settings import DataSettings
+from anchorhold.device import computer_of
 from anchorhold.random import Key
-from anchorhold.record import provenance
-from anchorhold.settings import DataSettings
+from anchorhold.runs.provenance import provenance
+from anchorhold.training.evaluation import recall_under_attack, retrieval
 
 HELD_OUT = 20  # training classes
 EPS, STEPS = 8 / 255, 20  # of the attack on R@1, as in looks during training
@@ -62,7 +64,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     files = {"natural": Path(args.natural).name, "robust": Path(args.robust).name}
     about = {**files, "queries": args.queries, "held_out": args.held_out, "eps": EPS, "steps": STEPS}
-    made = Parts(args.out, "starts", provenance(device) | about)
+    made = Parts(args.out, "starts", provenance(computer_of(device)) | about)
     held_out, test = (
         load_images(ah.dataset("cub", args.root, held_out=held).test, DataSettings(), device, Console())
         for held in (args.held_out, 0)

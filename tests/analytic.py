@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from anchorhold import Objective
+from anchorhold.perturb.problem import Objective
 from anchorhold.random import Key
 
 

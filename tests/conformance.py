@@ -15,14 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anchorhold import Ball, Budget, ascend, geometry, losses, metrics, triplets
-from anchorhold.attacks import ATTACKS, Goal, Scene, attack
-from anchorhold.attacks.goal import own_ids
+from anchorhold import geometry, losses, metrics, triplets
+from anchorhold.attacks.goal import Goal, Scene, own_ids
+from anchorhold.attacks.menu import ATTACKS
 from anchorhold.attacks.ranking import hinge
 from anchorhold.attacks.recall import subset_index
+from anchorhold.attacks.run import attack
 from anchorhold.defences.act import collapse_pair
 from anchorhold.defences.hardness import lga, raise_hardness
 from anchorhold.errors import AnchorholdError
+from anchorhold.perturb.ascend import ascend
+from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.problem import Problem
+from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 
 NUMBER = 1e-6  # any value
@@ -316,7 +321,7 @@ def check_inner_pgd(oracle: Oracle) -> Iterator[Case]:
     def climb(which: Tensor, goal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         units = images[which.T]
         ball, budget = Ball(float(section["eps"])), Budget(int(steps), float(section["alpha"]))
-        found = ascend(embed, units, raise_hardness(goal.expand(len(units))), ball, budget).images
+        found = ascend(Problem(embed, raise_hardness(goal.expand(len(units))), ball, budget), units).images
         before, after = (embed(x.flatten(0, 1)).unflatten(0, (-1, 3)) for x in (units, found))
         return ((found - units) * 255).transpose(0, 1).flatten(0, 1), before, after
 
@@ -337,7 +342,7 @@ def check_inner_pgd(oracle: Oracle) -> Iterator[Case]:
     yield "ICS_term_on_HM_output", deviation(ics, section["ICS_term_on_HM_output"]), NUMBER
     pairs = images[hard[1:].T]
     ball, budget = Ball(float(section["eps"])), Budget(int(steps), float(section["alpha"]))
-    moved = ascend(embed, pairs, collapse_pair(), ball, budget).images
+    moved = ascend(Problem(embed, collapse_pair(), ball, budget), pairs).images
     act = ((moved - pairs) * 255).transpose(0, 1).flatten(0, 1)
     yield "ACT_delta", deviation(act, section["ACT_delta_in_255_pos_then_neg"]), NUMBER
     shift, before, after = climb(hard, torch.tensor(2.0, dtype=torch.float64))  # min-max is HM[S, 2]

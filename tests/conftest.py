@@ -1,5 +1,13 @@
 """One thread for everything: the nets are small, and threads that wait for each other cost more than they bring."""
 
+import atexit
+import os
+import shutil
+import tempfile
+
 import torch
+
+os.environ["ANCHORHOLD_CACHE"] = tempfile.mkdtemp(prefix="anchorhold-cache-")  # not the user's
+atexit.register(shutil.rmtree, os.environ["ANCHORHOLD_CACHE"], ignore_errors=True)
 
 torch.set_num_threads(1)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from anchorhold import Dataset, Split
+from anchorhold.data.splits import Dataset, Split
+
+pytestmark = pytest.mark.medium
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,6 +22,7 @@ def run(name: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_scale_measures_a_training_step_and_a_search(tmp_path: Path) -> None:
     out = tmp_path / "scale.json"
     done = run("scale.py", "--device", "cpu", "--threads", "1", "--quick", "--only", "steps,search", "--out", str(out))
@@ -29,10 +32,47 @@ def test_scale_measures_a_training_step_and_a_search(tmp_path: Path) -> None:
     assert [row["count"] for row in found["search"]] == [10_000, 100_000]
 
 
-@pytest.mark.parametrize("name", ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py"])
+@pytest.mark.slow
+def test_peers_find_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    out = tmp_path / "peers.json"
+    done = run("peers.py", "--quick", "--turns", "1", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert len(found["peers"]) == 6 and all(row["ratio"] > 0 for row in found["peers"].values())
+    assert found["commit"] and found["versions"]["faiss-cpu"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py", "kills.py", "peers.py"]
+)
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")
     assert done.returncode == 0 and name in done.stdout
+
+
+@pytest.mark.slow
+def test_kills_are_counted_and_leave_the_same_index(tmp_path: Path) -> None:
+    out = tmp_path / "kills.json"
+    done = run("kills.py", "--kills", "3", "--only", "embed", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(out.read_text())
+    assert found["kills"] == 3 and found["equal"] == found["trials"] > 0
+
+
+def test_a_difference_after_a_kill_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    kills = importlib.import_module("kills")
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 1.0000001)):
+        (tmp_path / name).mkdir()
+        save_file({"w": torch.tensor([value])}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps({"epoch": 1, "seconds": len(name)}) + "\n")
+    a, b, c = (kills.facts(tmp_path / name) for name in "abc")
+    assert not list(kills.differing(a, b)) and len(list(kills.differing(a, c))) == 1
+    (tmp_path / "b" / ".x.part").mkdir()
+    assert len(list(kills.differing(a, kills.facts(tmp_path / "b")))) == 1
+    assert sum(kills.shares(100, [*"abcd", "torchrun"]).values()) == 100
 
 
 def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

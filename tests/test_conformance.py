@@ -77,6 +77,7 @@ def test_a_small_oracle_agrees(seed: int, tmp_path: Path, capsys: pytest.Capture
     assert "pgd_attacks    missing from the file" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", SMALL)
 def test_every_shifted_output_is_noticed(section: str) -> None:
     oracle = reference.small_oracle()

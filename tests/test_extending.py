@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 SOURCE = ROOT / "src" / "anchorhold"
@@ -30,19 +32,22 @@ def anchorhold(place: Path, command: str) -> str:
     return done.stdout + done.stderr + f"exit {done.returncode}"
 
 
+@pytest.mark.slow
 def test_what_the_page_adds_runs(tmp_path: Path) -> None:
     package = tmp_path / "anchorhold"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    defence, _, attack, data = blocks("python")
+    settings, defence, _, attack, data = blocks("python")
+    put(package / "defences" / "settings.py", "SETTINGS:", settings + "\n")
     (package / "defences" / "noise.py").write_text(defence, encoding="utf-8")
     (package / "attacks" / "centre.py").write_text(attack, encoding="utf-8")
     put(package / "data" / "datasets.py", "DATASETS", data)
-    menus = [package / "defences" / "__init__.py", package / "attacks" / "menu.py"]
+    menus = [package / "defences" / "menu.py", package / "attacks" / "menu.py"]
     for menu, line in zip(menus, re.findall(r"`(from \.\w+ import [\w, ]+)`", PAGE), strict=True):
         put(menu, "from .", line)
     entries = re.findall(r'`("\w+": .+?,)`', PAGE)
-    first = ('    "natural"', '    "CA+"', '    "cub"')
-    for menu, entry, old in zip([*menus, package / "data" / "datasets.py"], entries, first, strict=True):
+    first = ('    "natural"', '    "natural"', '    "CA+"', '    "cub"')
+    lists = [package / "defences" / "settings.py", *menus, package / "data" / "datasets.py"]
+    for menu, entry, old in zip(lists, entries, first, strict=True):
         put(menu, old, f"    {entry}")
     for name, text in zip(("noise.toml", "stripes.toml"), blocks("toml"), strict=True):
         assert f"`{name}`" in PAGE

@@ -114,6 +114,38 @@ def test_retrieve_matches_loops_with_ties_and_without_self(chunk: int) -> None:
         assert found.relevant[q].tolist() == [bool(labels[i] == labels[q]) for i in expected]
 
 
+@pytest.mark.parametrize("width", [1, 8, 64, 10**6])
+@pytest.mark.parametrize("kind", ["grid", "noise", "collapsed", "far first", "nan"])
+def test_the_nearest_are_those_of_a_stable_sort_in_whatever_tiles(
+    kind: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2500
+    gallery = {
+        "grid": grid(count),  # most distances are equal to others, in one tile and in several
+        "noise": points(count, 8).float(),
+        "collapsed": torch.ones(count, 3),
+        "far first": torch.arange(count, 0, -1).unsqueeze(1).float(),  # each tile is nearer than all before
+        "nan": points(count, 8),
+    }[kind]
+    query, own = gallery[::50], torch.arange(count)[::50].where(torch.arange(50) % 4 > 0, -1)
+    if kind == "nan":
+        gallery = gallery.clone()
+        gallery[[3, 77, 2499]] = torch.nan
+    monkeypatch.setattr(geometry, "_WIDTH", width)
+    monkeypatch.setattr(geometry, "_LARGE", 0)
+    for k in (1, 3, 8, 20):
+        (((_, values, ids)),) = geometry.nearest_rows(query, gallery, k, exclude=own)
+        (((_, distances)),) = geometry.distance_rows(query, gallery, exclude=own)
+        order = distances.argsort(stable=True)[:, :k]
+        if kind == "noise":  # the product in tiles is rounded otherwise
+            assert (
+                torch.allclose(values, distances.gather(1, order), atol=2e-3) and (ids == order).double().mean() > 0.99
+            )
+        else:
+            assert torch.equal(ids, order)
+            assert torch.allclose(values, distances.gather(1, order), atol=1e-6, equal_nan=True)
+
+
 def test_self_is_left_out_by_identity_among_duplicates() -> None:
     gallery = torch.ones(5, 3)
     ids = geometry.retrieve(gallery, gallery, 4, exclude=torch.arange(5)).ids
@@ -189,13 +221,12 @@ def test_no_gradient_is_recorded() -> None:
 
 def test_no_query_by_gallery_matrix_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes: list[torch.Size] = []
-    plain = geometry.distance_matrix
+    plain = geometry._smallest
 
-    def watched(x: Tensor, y: Tensor, **known: Tensor) -> Tensor:
-        result = plain(x, y, **known)
-        shapes.append(result.shape)
-        return result
+    def watched(distances: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        shapes.append(distances.shape)
+        return plain(distances, k)
 
-    monkeypatch.setattr(geometry, "distance_matrix", watched)
+    monkeypatch.setattr(geometry, "_smallest", watched)
     geometry.retrieve(points(50), points(90, purpose="gallery"), 3, chunk=16)
     assert [tuple(shape) for shape in shapes] == [(16, 90), (16, 90), (16, 90), (2, 90)]

@@ -77,6 +77,20 @@ def test_gradients(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("distance", [geometry.euclidean, geometry.cosine])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "how", [("triplet", "mean"), ("triplet", "sum"), ("contrastive", "active"), ("contrastive", "all")]
+)
+def test_no_triplets_cost_nothing(how: tuple[str, str], dtype: torch.dtype, distance: geometry.Distance) -> None:
+    points = torch.ones(5, 3, dtype=dtype, requires_grad=True)
+    none = points[:0]
+    loss = getattr(losses, how[0])(none, none, none, distance=distance, reduction=how[1])
+    assert (loss.item(), loss.shape, loss.dtype) == (0.0, (), dtype)
+    (gradient,) = torch.autograd.grad(loss, points)
+    assert torch.equal(gradient, torch.zeros_like(points))
+
+
 def test_ics_in_closed_form() -> None:
     """ICS is a triplet loss with margin zero: max(0, d(a, a') - d(a, p)), here 3 - 1 and max(0, 1 - 2)."""
     a = torch.zeros(2, 1, dtype=torch.float64)

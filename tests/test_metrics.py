@@ -1,11 +1,13 @@
 """Scores against plain loops, RobRank's exact cases, pytorch-metric-learning and scikit-learn."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from anchorhold import geometry, metrics
-from anchorhold.errors import DataError
+from anchorhold.errors import DataError, SettingsError
 from anchorhold.random import Key
 from tests import reference
 
@@ -136,6 +138,65 @@ def test_queries_without_a_match_are_counted_apart() -> None:
     assert scores.r1 == pytest.approx(2 / 3)
     assert scores.map == scores.map_r == 1.0
     assert scores.map_10 == pytest.approx(2 / 30)
+
+
+# A choice of metrics
+
+
+@pytest.mark.parametrize("count", [120, 400, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["points", "grid", "apart"])
+@pytest.mark.parametrize("chosen", [("R@1",), ("R@4", "R@2"), ("mAP@R", "R@1"), ("mAP@10",), ("mAP", "mAP@10"), ()])
+def test_chosen_metrics_are_those_of_all(chosen: tuple[str, ...], kind: str, count: int) -> None:
+    embeddings, labels = clustered(count, count // 8, 8)
+    labels[:3] = torch.tensor([-5, 10**6, 10**6])  # one label of its own, one of two
+    sides = {}
+    if kind == "grid":
+        embeddings = (2 * embeddings[:, :2]).round()  # many equal distances
+    if kind == "apart":
+        asked = slice(0, count // 3)
+        own = torch.arange(count)[asked].where(torch.arange(count)[asked] % 2 > 0, -1)
+        sides = {"gallery": embeddings, "gallery_labels": labels, "self_ids": own}
+        embeddings, labels = embeddings[asked], labels[asked]
+    whole = metrics.evaluate(embeddings, labels, **sides)  # type: ignore[arg-type]
+    some = metrics.evaluate(embeddings, labels, **sides, metrics=chosen, chunk=100)  # type: ignore[arg-type]
+    assert some.percent() == pytest.approx({name: whole.percent()[name] for name in chosen}, abs=1e-9)
+    assert (some.queries, some.unmatched, some.nmi) == (whole.queries, whole.unmatched, None)
+    columns = metrics.score_queries(embeddings, labels, **sides)  # type: ignore[arg-type]
+    assert whole.unmatched == int(columns["map"].isnan().sum())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "depth"), [(["R@1"], 1), (["R@2", "R@4"], 4), (["R@1", "mAP@10"], 10), (["R@1", "mAP@R"], 13)]
+)
+def test_lists_are_ranked_as_deep_as_the_metrics_need(
+    chosen: list[str], depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embeddings, _ = clustered(200)
+    labels = torch.cat([torch.zeros(13, dtype=torch.long), torch.arange(13, 200) // 4])
+    asked: list[int] = []
+
+    def watched(query: Tensor, gallery: Tensor, k: int, **others: Any) -> Any:
+        asked.append(k)
+        return geometry.nearest_rows(query, gallery, k, **others)
+
+    monkeypatch.setattr(metrics, "nearest_rows", watched)
+    metrics.evaluate(embeddings, labels, metrics=chosen)
+    assert asked == [depth]
+    metrics.evaluate(embeddings, labels)  # mAP is of the whole list
+    assert asked == [depth]
+
+
+def test_nmi_may_be_asked_for_by_name_and_nonsense_may_not() -> None:
+    embeddings, labels = clustered()
+    assert metrics.evaluate(embeddings, labels, metrics=["NMI"]).percent() == {
+        "NMI": metrics.evaluate(embeddings, labels, nmi=True).percent()["NMI"]
+    }
+    with pytest.raises(SettingsError, match=r"no metric 'R@3'.*R@"):
+        metrics.evaluate(embeddings, labels, metrics=["R@3"])
+    with pytest.raises(SettingsError, match="list of names"):
+        metrics.evaluate(embeddings, labels, metrics="R@1")
+    with pytest.raises(DataError, match="gallery is empty"):
+        metrics.evaluate(embeddings, labels, gallery=embeddings[:0], gallery_labels=labels[:0])
 
 
 def test_percent_names_the_scores() -> None:

@@ -1,7 +1,9 @@
 """The public names: guarded, lazy, and complete."""
 
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ PUBLIC = [
     "Dataset",
     "Embedder",
     "Objective",
+    "Problem",
     "Split",
     "__version__",
     "ars",
@@ -48,14 +51,49 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = anchorhold.adit
 
 
-@pytest.mark.parametrize(
-    ("statement", "absent"),
-    [
-        ("import anchorhold", "torch timm torchvision sklearn matplotlib numpy"),
-        ("import anchorhold; anchorhold.fit, anchorhold.Embedder", "timm torchvision sklearn matplotlib"),
-    ],
-)
-def test_importing_loads_no_more_than_it_needs(statement: str, absent: str) -> None:
-    check = f"import sys; {statement}; loaded = set('{absent}'.split()) & set(sys.modules); assert not loaded, loaded"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+# One process loads more and more. After each line these may not be there.
+LOADS = [
+    ("import anchorhold", "torch timm torchvision sklearn matplotlib numpy"),
+    ("from anchorhold.cli.main import main; shown('--help')", "torch timm torchvision numpy"),
+    ("import anchorhold.data.decode", "torch"),  # as a process that decodes images does
+    ("import anchorhold.data.store, anchorhold.data.datasets, anchorhold.data.batches", "sklearn torchvision timm PIL"),
+    ("import anchorhold.model.embedder", "timm torchvision"),
+    ("anchorhold.fit, anchorhold.Embedder", "timm torchvision sklearn matplotlib"),
+    ("import anchorhold.training.sweep, anchorhold.report.plots", "matplotlib"),
+]
+SCRIPT = """
+import contextlib, io, json, sys
+said = io.StringIO()
+
+def shown(*words):
+    sys.argv = ["anchorhold", *words]
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main()
+
+found = []
+for statement, absent in json.loads(sys.argv[1]):
+    exec(statement)
+    found.append(sorted(set(absent.split()) & set(sys.modules)))
+print(json.dumps({"found": found, "help": said.getvalue()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    command = [sys.executable, "-c", SCRIPT, json.dumps(LOADS)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("line", range(len(LOADS)), ids=[statement for statement, _ in LOADS])
+def test_importing_loads_no_more_than_it_needs(line: int, loaded: Any) -> None:
+    assert not loaded["found"][line]
+
+
+@pytest.mark.medium
+def test_help_is_quick_because_torch_is_not_loaded(loaded: Any) -> None:
+    assert not loaded["found"][1]
+    for command in ("demo", "train", "resume", "recipes", "doctor"):
+        assert command in loaded["help"]

@@ -1,4 +1,4 @@
-"""ERS and ARS against every row in print, their errors, and bootstrap intervals against closed forms."""
+"""ERS and ARS against every published row, their errors, and bootstrap intervals against closed forms."""
 
 import copy
 import json
@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from anchorhold.columns import ARS_COLUMNS, ERS_COLUMNS, PRINTED_INITIAL
 from anchorhold.errors import SettingsError
 from anchorhold.random import Key
-from anchorhold.rows import Row, row_named, rows
+from anchorhold.reproduce.rows import Row, row_named, rows
 from anchorhold.scores import (
-    ARS_COLUMNS,
-    ERS_COLUMNS,
-    PRINTED_INITIAL,
     ars,
     ars_per_sample,
     ars_terms,
@@ -30,16 +28,16 @@ from anchorhold.scores import (
 
 
 def _values(row: Row) -> dict[str, float]:
-    return {name: row.printed[name] for name in ERS_COLUMNS}
+    return {name: row.published[name] for name in ERS_COLUMNS}
 
 
-ROWS = [row for row in rows() if row.printed.keys() >= {*ERS_COLUMNS, "ERS"}]
-LGA = _values(row_named("001/t6/cub/hm-lga-8"))
+ROWS = [row for row in rows() if row.published.keys() >= {*ERS_COLUMNS, "ERS"}]
+LGA = _values(row_named("hm/t6/cub/hm-lga-8"))
 
-# How far the ten columns of a paper's row may be from its ERS: 000 prints TMA and ES:D to a tenth only.
-ROUNDING = {"000": 0.75, "001": 0.075, "002": 0.1001}
+# How far the ten columns of a row may be from its ERS: one paper prints TMA and ES:D to a tenth only.
+ROUNDING = {"robust-init": 0.75, "hm": 0.075, "catride": 0.1001}
 # What the ten columns give where another score stands beside them.
-INCONSISTENT = {"002/t2/cub/ca-tride-16": 38.79, "002/t2/cars/natural-r": 3.87}
+INCONSISTENT = {"catride/t2/cub/ca-tride-16": 38.79, "catride/t2/cars/natural-r": 3.87}
 
 
 # ---------------------------------------------------------------- print
@@ -47,7 +45,7 @@ INCONSISTENT = {"002/t2/cub/ca-tride-16": 38.79, "002/t2/cars/natural-r": 3.87}
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_ers_of_every_row_in_print(row: Row) -> None:
-    score, printed = ers(_values(row)), row.printed["ERS"]
+    score, printed = ers(_values(row)), row.published["ERS"]
     if row.id in INCONSISTENT:
         assert abs(score - printed) > 0.15
         assert score == pytest.approx(INCONSISTENT[row.id], abs=0.01)
@@ -59,12 +57,12 @@ def test_ers_of_every_row_in_print(row: Row) -> None:
 @pytest.mark.parametrize("data", ["cub", "cars", "sop"])
 @pytest.mark.parametrize("method", ["act-r-32", "hm-lga-ics-32"])
 def test_ars_of_002_from_the_columns_of_001(data: str, method: str) -> None:
-    raw, printed = row_named(f"001/t6/{data}/{method}"), row_named(f"002/t1/{data}/{method}").printed
-    score = ars(_values(raw), clean=raw.printed["R@1"])
+    raw, printed = row_named(f"hm/t6/{data}/{method}"), row_named(f"catride/t1/{data}/{method}").published
+    score = ars(_values(raw), clean=raw.published["R@1"])
     assert abs(score - printed["ARS"]) < 0.15
     for attack in ARS_COLUMNS:
         assert abs(score.columns[attack] - printed[f"ARS:{attack}"]) < 0.15, attack
-    assert score.initial == "print's constants"
+    assert score.initial == "published constants"
 
 
 # ---------------------------------------------------------------- formulas
@@ -148,7 +146,7 @@ def test_group_means_of_both_scores() -> None:
 
 
 def test_tensors_are_scored_element_by_element() -> None:
-    first, second = LGA, _values(row_named("001/t6/sop/est-r-32"))
+    first, second = LGA, _values(row_named("hm/t6/sop/est-r-32"))
     both = {name: torch.tensor([first[name], second[name]], dtype=torch.float64) for name in ERS_COLUMNS}
     assert ers(both).tolist() == pytest.approx([ers(first), ers(second)])
     clean = torch.tensor([30.0, 40.0], dtype=torch.float64)
@@ -170,7 +168,7 @@ def test_tensors_are_scored_element_by_element() -> None:
         ({"GTT": None}, "GTT is None: give a number"),
         ({"GTT": "much"}, "GTT is 'much': give a number"),
         ({"ES-D": 3.0}, "no column 'ES-D'; did you mean ES:D"),
-        ({name: LGA[name] / 100 for name in ARS_COLUMNS}, "look like fractions: multiply by 100"),
+        ({name: LGA[name] / 100 for name in ARS_COLUMNS}, "probably fractions: multiply by 100"),
     ],
 )
 def test_columns_in_wrong_units_are_named(change: dict[str, float], message: str) -> None:
@@ -190,13 +188,13 @@ def test_missing_columns_are_named() -> None:
 
 
 def test_initial_values_that_leave_no_score() -> None:
-    with pytest.raises(SettingsError, match="clean R@1 is 0, where the attack wants it"):
+    with pytest.raises(SettingsError, match="clean R@1 is 0, already the attack's goal"):
         ars(LGA, 0.0)
-    with pytest.raises(SettingsError, match="initial CA- is 100, where"):
+    with pytest.raises(SettingsError, match="initial CA- is 100, already"):
         ars(LGA, 38.0, PRINTED_INITIAL | {"CA-": 100.0})
     with pytest.raises(SettingsError, match="clean R@1 is in percent"):
         ars(LGA, 380.0)
-    with pytest.raises(SettingsError, match="looks like a fraction"):
+    with pytest.raises(SettingsError, match="probably a fraction"):
         ars(LGA, 0.38)
 
 
@@ -205,8 +203,8 @@ def test_initial_values_that_leave_no_score() -> None:
     [
         ("TMA", [1.0], [1.0], 5, "no column 'TMA'"),
         ("CA-", [1.0], [1.0], None, "give its length as `size`"),
-        ("CA+", [1.0], [1.0, 2.0], None, "do not pair up"),
-        ("CA+", [], [], None, "do not pair up"),
+        ("CA+", [1.0], [1.0, 2.0], None, "do not match"),
+        ("CA+", [], [], None, "do not match"),
         ("CA+", [1.0, math.nan], [1.0, 2.0], None, "not finite"),
     ],
 )
@@ -303,9 +301,9 @@ def test_resamples_without_a_score_are_not_counted() -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"x": torch.zeros(0)}, {}, "one value per query, and some"),
-        ({"x": torch.zeros(2, 2)}, {}, "one value per query"),
-        ({"x": torch.zeros(3)}, {"ids": {"x": torch.arange(2)}}, "one value per query"),
+        ({"x": torch.zeros(0)}, {}, "one per query, at least one"),
+        ({"x": torch.zeros(2, 2)}, {}, "one per query"),
+        ({"x": torch.zeros(3)}, {"ids": {"x": torch.arange(2)}}, "one per query"),
         ({"x": torch.zeros(3)}, {"resamples": 0}, "draw at least one"),
         ({"x": torch.zeros(3)}, {"level": 95}, "level is 95"),
     ],

@@ -1,5 +1,6 @@
 """Samplers: what they may draw, against plain loops, and how they draw it."""
 
+import math
 import time
 
 import pytest
@@ -110,6 +111,39 @@ def test_distance_weights_are_never_nan(bad: float) -> None:
     distances = torch.tensor([[0.0, 1.0, bad, 1.2]])
     weights = triplets.distance_weights(distances, torch.tensor([[True, False, False, False]]), 512)
     assert weights.tolist() == [[0.25] * 4]
+
+
+@pytest.mark.parametrize("lower", [None, 0.0])
+def test_a_negative_at_distance_0_is_drawn_and_none_beyond_upper(lower: float | None) -> None:
+    same = torch.tensor([[True] + [False] * 4])
+    weights = triplets.distance_weights(torch.tensor([[0.0, 0.0, 0.7, 1.0, 1.9]]), same, 512, lower, 1.4)
+    assert weights.tolist() == [[0.0, 1.0, 0.0, 0.0, 0.0]]
+    twins = triplets.distance_weights(torch.tensor([[0.0, 0.0, 0.7, 0.0, 1.9]]), same, 512, lower, 1.4)
+    assert twins.tolist() == [[0.0, 0.5, 0.0, 0.5, 0.0]]
+    circle = triplets.distance_weights(torch.tensor([[0.0, 0.0, 0.7, 1.0, 1.9]]), same, 2, lower, 1.4)
+    density = [(1 - d * d / 4) ** 0.5 for d in (0.0, 0.7, 1.0)]  # on a circle no distance is infinitely rare
+    assert circle[0, 1:4].tolist() == pytest.approx([w / sum(density) for w in density], rel=1e-6)
+    assert circle[0, [0, 4]].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 4, 64, 512])
+@pytest.mark.parametrize("seed", range(6))
+def test_distance_weights_with_distances_of_zero_are_the_limit(dimension: int, seed: int) -> None:
+    key, rows, columns = Key.of(seed), torch.arange(8), 12
+    distances = 2 * key("distances").uniform(rows, (columns,))
+    distances[key("zero").uniform(rows, (columns,)) < 0.2] = 0
+    same = key("same").uniform(rows, (columns,)) < 0.3
+    upper = 0.3 + 1.7 * key("upper").uniform(torch.arange(1), ()).item()
+    found = triplets.distance_weights(distances, same, dimension, 0.0 if seed % 2 else None, upper)
+    for chances, d, alike in zip(found.tolist(), distances.tolist(), same.tolist()):
+        drawable = [i for i, twin in enumerate(alike) if not twin and d[i] < upper]
+        log_w = {
+            i: (2 - dimension) * math.log(max(d[i], 1e-300)) - (dimension - 3) / 2 * math.log(1 - d[i] ** 2 / 4)
+            for i in drawable
+        }
+        rest = [i for i, twin in enumerate(alike) if not twin] or range(columns)
+        w = {i: math.exp(log_w[i] - max(log_w.values())) for i in drawable} or dict.fromkeys(rest, 1.0)
+        assert chances == pytest.approx([w.get(i, 0.0) / sum(w.values()) for i in range(columns)], rel=1e-9, abs=1e-12)
 
 
 def test_without_cut_offs_the_nearest_negative_wins_at_512() -> None:

@@ -6,42 +6,48 @@ The public names are loaded when they are first used, so `import anchorhold` cos
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from .auditing import audit
-    from .data.datasets import Dataset, Split, dataset
-    from .errors import AnchorholdError
-    from .index import embed, export, search
-    from .model.embedder import Embedder
-    from .model.embedder import load_embedder as load
-    from .model.victim import wrap
-    from .perturb.ascend import Ascent, Budget, Objective, ascend
-    from .perturb.ball import Ball
-    from .scores import ars, ers
-    from .training import fit, resume
+from .version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from .auditing.run import audit
+    from .data.datasets import dataset
+    from .data.splits import Dataset, Split
+    from .errors import AnchorholdError
+    from .index.embedding import embed
+    from .index.exporting import export
+    from .index.searching import search
+    from .model.embedder import Embedder
+    from .model.load import load
+    from .model.wrap import wrap
+    from .perturb.ascend import ascend
+    from .perturb.ball import Ball
+    from .perturb.problem import Ascent, Objective, Problem
+    from .perturb.settings import Budget
+    from .scores import ars, ers
+    from .training.fit import fit, resume
 
 _PLACES = {
     "AnchorholdError": ("errors", "AnchorholdError"),
-    "Ascent": ("perturb.ascend", "Ascent"),
+    "Ascent": ("perturb.problem", "Ascent"),
     "Ball": ("perturb.ball", "Ball"),
-    "Budget": ("perturb.ascend", "Budget"),
+    "Budget": ("perturb.settings", "Budget"),
     "Dataset": ("data.datasets", "Dataset"),
     "Embedder": ("model.embedder", "Embedder"),
-    "Objective": ("perturb.ascend", "Objective"),
+    "Objective": ("perturb.problem", "Objective"),
+    "Problem": ("perturb.problem", "Problem"),
     "Split": ("data.datasets", "Split"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
-    "audit": ("auditing", "audit"),
+    "audit": ("auditing.run", "audit"),
     "dataset": ("data.datasets", "dataset"),
-    "embed": ("index", "embed"),
+    "embed": ("index.embedding", "embed"),
     "ers": ("scores", "ers"),
-    "export": ("index", "export"),
-    "fit": ("training", "fit"),
-    "load": ("model.embedder", "load_embedder"),
-    "resume": ("training", "resume"),
-    "search": ("index", "search"),
-    "wrap": ("model.victim", "wrap"),
+    "export": ("index.exporting", "export"),
+    "fit": ("training.fit", "fit"),
+    "load": ("model.load", "load"),
+    "resume": ("training.fit", "resume"),
+    "search": ("index.searching", "search"),
+    "wrap": ("model.wrap", "wrap"),
 }
 
 __all__ = [
@@ -52,6 +58,7 @@ __all__ = [
     "Dataset",
     "Embedder",
     "Objective",
+    "Problem",
     "Split",
     "__version__",
     "ars",

@@ -1,4 +1,4 @@
-"""How long work shows itself: a bar where there is a terminal, plain lines where there is none."""
+"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
 
 import os
 import sys
@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, TextIO
 
-__all__ = ["Console", "Patient", "Report", "Silent", "duration"]
+__all__ = ["Console", "Patient", "Report", "Silent", "Visible", "duration", "shown", "visible"]
 
 Advance = Callable[[int, str], None]
 
 
 class Report(Protocol):
-    """What long work tells the outside."""
+    """Receives messages and progress of long work."""
 
     def say(self, text: str) -> None:
-        """One line of news."""
+        """Show one line."""
 
     def task(self, name: str, total: int, done: int = 0) -> AbstractContextManager[Advance]:
-        """A function to call with how much is done and a short note; `done` was done before it began."""
+        """Yield a function to call with the amount done so far and a short note; `done` is the amount at the start."""
 
 
 class Silent:
-    """Tells nothing: the default in Python."""
+    """Shows nothing: the default in Python."""
 
     def say(self, text: str) -> None:
         return
@@ -36,8 +36,41 @@ class Silent:
         yield advance
 
 
+def visible(text: str) -> str:
+    """The text with control characters escaped, except newlines and tabs: file names may contain any character.
+
+    >>> print(visible("a\\x1b[2Jb é\\nc"))
+    a\\x1b[2Jb é
+    c
+    """
+    return text if text.isprintable() else "".join(c if c in "\n\t" else shown(c) for c in text)
+
+
+def shown(name: str) -> str:
+    """The text on one line, with all control characters escaped; for names and error messages.
+
+    >>> print(shown("a\\nb é"))
+    a\\nb é
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+class Visible:
+    """A stream that escapes control characters in everything written to it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
 class Patient:
-    """A stream that drops what nobody reads any more, as behind `| head`: the work goes on to its end."""
+    """A stream that ignores a closed pipe, as after `| head`, so that the work still finishes."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -47,7 +80,7 @@ class Patient:
             self.stream.write(text)
             self.stream.flush()
         except BrokenPipeError:
-            # What is left in the buffer has to go somewhere, or Python would complain of it at its exit.
+            # The rest of the buffer must go somewhere, or Python reports an error at exit.
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self.stream.fileno())
         return len(text)
@@ -57,14 +90,14 @@ class Patient:
 
 
 class Console:
-    """Tells everything, on standard error so that results can be piped."""
+    """Shows everything, on standard error, so that results can be piped."""
 
     EVERY = 10.0  # seconds between plain lines
 
     def say(self, text: str) -> None:
-        stream = sys.stderr or sys.stdout  # either is None where it is closed, as by 2>&-
+        stream = sys.stderr or sys.stdout  # None if it is closed, e.g. by 2>&-
         if stream is not None:
-            Patient(stream).write(f"{text}\n")
+            Patient(stream).write(f"{visible(text)}\n")
 
     @contextmanager
     def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
@@ -93,19 +126,19 @@ class Console:
 
             def advance(done: int, note: str = "") -> None:
                 rate = (done - first) / max(time.monotonic() - begun, 1e-9)
-                progress.update(task, completed=done, rate=f"{rate:.1f}/s" if rate else "", note=note)
+                progress.update(task, completed=done, rate=f"{rate:.1f}/s" if rate else "", note=visible(note))
 
             yield advance
 
     def _lines(self, name: str, total: int, first: int) -> Advance:
-        begun = told = time.monotonic()
+        begun = printed = time.monotonic()
 
         def advance(done: int, note: str = "") -> None:
-            nonlocal told
+            nonlocal printed
             now = time.monotonic()
-            if done < total and now - told < self.EVERY:
+            if done < total and now - printed < self.EVERY:
                 return
-            told = now
+            printed = now
             rate = (done - first) / max(now - begun, 1e-9)
             left = f", {duration((total - done) / rate)} left" if rate and done < total else ""
             self.say(f"{name}: {done:,} of {total:,}, {rate:,.1f}/s{left}{', ' + note if note else ''}")
@@ -114,7 +147,7 @@ class Console:
 
 
 def duration(seconds: float) -> str:
-    """Time in words.
+    """A duration as text.
 
     >>> duration(75), duration(8), duration(7300)
     ('1 min 15 s', '8 s', '2 h 1 min')

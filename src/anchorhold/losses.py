@@ -1,7 +1,7 @@
 """What training minimises: the triplet loss and the contrastive loss.
 
-Both take embeddings as they come (the recipes give unit vectors) and count every distance unsquared. They are
-written out rather than taken from torch, because torch refuses a margin of zero, which ICS needs.
+Both take embeddings without normalisation (the recipes give unit vectors) and use unsquared distances. They are not
+torch's, because torch refuses a margin of zero, which ICS needs. Without triplets each is 0, with a gradient of 0.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def triplet(
     distance: Distance = euclidean,
     reduction: Literal["mean", "sum", "none"] = "mean",
 ) -> Tensor:
-    """Triplet loss max(0, d(a, p) - d(a, n) + γ), 001 eq. 1; the mean counts the triplets at zero too.
+    """Triplet loss max(0, d(a, p) - d(a, n) + γ), Zhou & Patel 2022, eq. 1; the mean includes triplets at zero.
 
     >>> a, p, n = torch.tensor([[[0.0]], [[1.0]], [[3.0]]])
     >>> triplet(a, p, n, margin=2.5), triplet(a, p, n, margin=0)
@@ -31,14 +31,14 @@ def triplet(
     """
     loss = torch.relu(distance(a, p) - distance(a, n) + margin)
     if reduction == "mean":
-        return loss.mean()
+        return _mean(loss)
     return loss.sum() if reduction == "sum" else loss
 
 
 def contrastive_terms(
     a: Tensor, p: Tensor, n: Tensor, margin: float = 1.0, distance: Distance = euclidean
 ) -> tuple[Tensor, Tensor]:
-    """The two sides of the contrastive loss, 003 eq. 3, for each pair: d(a, p) and max(0, α - d(a, n))."""
+    """The two sides of the contrastive loss, ADML, eq. 3, for each pair: d(a, p) and max(0, α - d(a, n))."""
     return distance(a, p), torch.relu(margin - distance(a, n))
 
 
@@ -50,10 +50,10 @@ def contrastive(
     distance: Distance = euclidean,
     reduction: Literal["active", "all"] = "active",
 ) -> Tensor:
-    """Contrastive loss, 003 eq. 3: matching pairs pay their distance, others what they lack to the margin.
+    """Contrastive loss, ADML, eq. 3: matching pairs add their distance, others the shortfall to the margin.
 
     Two means are in use. `active`, RobRank's: mean d(a, p) + mean of α - d(a, n) over the pairs that are
-    nearer than α, zero when none is. `all`, ADML's: one mean over all pairs, matching or not, together.
+    nearer than α, zero when none is. `all`, ADML's: one mean over all pairs, matching or not.
 
     >>> a, p, n = torch.tensor([[[0.0], [0.0]], [[0.5], [0.5]], [[0.6], [9.0]]])
     >>> contrastive(a, p, n), contrastive(a, p, n, reduction="all")
@@ -61,8 +61,13 @@ def contrastive(
     """
     pull, push = contrastive_terms(a, p, n, margin, distance)
     if reduction == "all":
-        return torch.cat([pull, push]).mean()
-    return pull.mean() + push.sum() / (push > 0).sum().clamp(min=1)
+        return _mean(torch.cat([pull, push]))
+    return _mean(pull) + push.sum() / (push > 0).sum().clamp(min=1)
+
+
+def _mean(terms: Tensor) -> Tensor:
+    """The mean; 0 for no terms, where torch's mean is NaN."""
+    return terms.mean() if terms.numel() else terms.sum()
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {"triplet": triplet, "contrastive": contrastive}

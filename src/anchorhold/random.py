@@ -1,11 +1,11 @@
 """Keyed randomness: every draw is a pure function of (seed, purpose, step, sample id).
 
 There is no generator and no state. A `Key` is a 64-bit number; calling it folds in names and numbers, and a
-draw hashes the key with the ids it is for. The same draw therefore comes out on CPU and CUDA, for any batch
-size, order or number of processes, and nothing about randomness has to be saved in a checkpoint.
+draw hashes the key with the sample ids. Draws are therefore the same on CPU and CUDA, for any batch size, order or
+number of processes, and a checkpoint needs no random state.
 
 The hash is the SplitMix64 finaliser (Steele, Lea and Flood, 2014) in wrapping int64 arithmetic, which CPU and
-CUDA agree on to the last bit.
+CUDA compute bit by bit alike.
 """
 
 import hashlib
@@ -48,11 +48,11 @@ def _mix(z: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Key:
-    """A place in the tree of random draws.
+    """A node in the tree of random draws.
 
     >>> key = Key.of(0)("crop", 12)
     >>> ids = torch.arange(6)
-    >>> bool((key.uniform(ids)[4:] == key.uniform(ids[4:])).all())   # whatever the batch
+    >>> bool((key.uniform(ids)[4:] == key.uniform(ids[4:])).all())   # for any batch
     True
     """
 

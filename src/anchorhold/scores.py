@@ -1,16 +1,16 @@
-"""How robust a model is, in one number: ERS and ARS, their parts, and how sure one can be of them.
+"""Robustness in one number: ERS and ARS, their terms, and bootstrap intervals.
 
-Every function takes the columns of the papers' tables in the tables' own units. A rank r counts in percent of
-the list, so 0 is the top and 100 the end.
+Every function takes the columns of the papers' tables in the tables' units. Ranks are in percent of the list: 0 is the
+top and 100 the end.
 
-    CA+ CA- QA+ QA-   mean rank of the target after the attack, percent (a higher one is good for +, bad for -)
+    CA+ CA- QA+ QA-   mean rank of the target after the attack, percent (high is robust for +, not robust for -)
     TMA               mean cosine to the target, -1 … 1
     ES:D              mean distance to the clean embedding on the unit sphere, 0 … 2
-    ES:R LTM GTM      R@1 that is left, percent
-    GTT               share of queries whose first neighbour is still among the first four, percent
+    ES:R LTM GTM      R@1 after the attack, percent
+    GTT               share of queries whose first neighbour stays among the first four, percent
 
 The formulas (`ers_terms`, `ars_terms`, `overall`, `group_means`) work on numbers and, element by element, on
-tensors; so the same formula scores a model and each of its bootstrap resamples.
+tensors. The same formula scores a model and each of its bootstrap resamples.
 """
 
 import hashlib
@@ -21,17 +21,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .errors import SettingsError
+from .columns import ARS_COLUMNS, ERS_COLUMNS, PRINTED_INITIAL, RANKING, RECALL
+from .errors import SettingsError, nearest
 from .random import Key
-from .settings import nearest
 
 __all__ = [
     "ARS",
-    "ARS_COLUMNS",
-    "ERS_COLUMNS",
-    "PRINTED_INITIAL",
-    "RANKING",
-    "RECALL",
     "Interval",
     "PerSample",
     "ars",
@@ -46,14 +41,8 @@ __all__ = [
     "resampled_means",
 ]
 
-RANKING = ("CA+", "CA-", "QA+", "QA-")
-RECALL = ("ES:R", "LTM", "GTM", "GTT")
-ARS_COLUMNS = (*RANKING, *RECALL)
-ERS_COLUMNS = (*RANKING, "TMA", "ES:D", *RECALL)
-PRINTED_INITIAL = {"CA+": 50.0, "CA-": 1.0, "QA+": 50.0, "QA-": 1.0}
-"""The ranks before an attack, in percent, with which 002's baseline rows are computed; no text names them."""
 
-_GOAL = {"CA-": 100.0, "QA-": 100.0}  # the end of the list; every other attack wants its column at 0
+_GOAL = {"CA-": 100.0, "QA-": 100.0}  # the end of the list; the goal of every other attack is 0
 _RANGE = {"TMA": (-1.0, 1.0, "a cosine"), "ES:D": (0.0, 2.0, "a distance on the unit sphere")}
 _PERCENT = (0.0, 100.0, "in percent")
 _SLACK = 1e-3  # fp32 cosines and distances overshoot a little
@@ -66,7 +55,7 @@ Number = TypeVar("Number", float, Tensor)
 
 
 def ers_terms(values: Mapping[str, Number]) -> dict[str, Number]:
-    """The ten terms of ERS, each 0 when its attack is perfect; not clipped, so CA+ above 50 gives more than 100.
+    """The ten terms of ERS, each 0 for a perfect attack; not clipped, so CA+ above 50 gives more than 100.
 
     2·CA+, 100 - CA-, 2·QA+, 100 - QA-, 100·(1 - TMA), 100·(2 - ES:D)/2, ES:R, LTM, GTM, GTT
     """
@@ -83,7 +72,7 @@ def ers_terms(values: Mapping[str, Number]) -> dict[str, Number]:
 
 
 def ers(values: Mapping[str, Number]) -> Number:
-    """The empirical robustness score: the mean of the ten terms (001, section 4; `ers_terms`).
+    """The empirical robustness score: the mean of the ten terms (Zhou & Patel 2022, section 4; `ers_terms`).
 
     >>> row = {"CA+": 12.7, "CA-": 46.4, "QA+": 11.6, "QA-": 39.9, "TMA": 0.567, "ES:D": 0.783}
     >>> round(ers(row | {"ES:R": 16.8, "LTM": 11.9, "GTM": 27.9, "GTT": 1.4}), 1)
@@ -99,7 +88,7 @@ class ARS(float):
     """The overall ARS as a number, with its eight columns and the initial values behind them."""
 
     columns: dict[str, float]
-    initial: str  # "print's constants" or "measured"
+    initial: str  # "published constants" or "measured"
     initial_values: dict[str, float]  # O_i of every column, percent
 
     def __new__(cls, columns: Mapping[str, float], initial: str, initial_values: Mapping[str, float]) -> "ARS":
@@ -116,7 +105,7 @@ def ars_terms(
 ) -> dict[str, Number]:
     """The eight columns of ARS, arguments as in `ars`; an element of a tensor without a score becomes NaN or ±inf.
 
-    100 · (1 - (O_r - O_i) / (O_g - O_i)) = 100 · (O_g - O_r) / (O_g - O_i)            (002, equation 15)
+    100 · (1 - (O_r - O_i) / (O_g - O_i)) = 100 · (O_g - O_r) / (O_g - O_i)            (Tian et al. 2024, eq. 15)
     """
     _check("ars", values, ARS_COLUMNS)
     before = _initial_values(clean, initial)
@@ -128,25 +117,25 @@ def ars_terms(
 
 
 def ars(values: Mapping[str, float], clean: float, initial: Mapping[str, float] | None = None) -> ARS:
-    """The adversarial resistance score: the mean of eight columns (002, equation 15; `ars_terms`).
+    """The adversarial resistance score: the mean of eight columns (Tian et al. 2024, eq. 15; `ars_terms`).
 
     `clean` is R@1 in percent. `initial` holds measured mean ranks before the attack (CA±, QA±, percent), and
-    a column is then a ratio of means; without it print's constants are taken. It may also hold ES:R, LTM and
-    GTM, by default `clean`, and GTT, by default 100. TMA and ES:D may be given and are not used.
+    a column is then a ratio of means; without it the published constants are used. It may also hold ES:R, LTM and
+    GTM, by default `clean`, and GTT, by default 100. TMA and ES:D are accepted and not used.
 
     >>> row = {"CA+": 15.5, "CA-": 37.7, "QA+": 16.6, "QA-": 30.9, "ES:R": 17.9, "LTM": 16.7, "GTM": 27.3, "GTT": 2.9}
     >>> score = ars(row, clean=34.9)
     >>> round(score, 2), round(score.columns["QA-"], 2), score.initial
-    (47.15, 69.8, "print's constants")
+    (47.15, 69.8, 'published constants')
     """
     columns = ars_terms(values, clean, initial)
     if clean <= 1 and any(values[name] > 10 for name in ("ES:R", "LTM", "GTM")):
-        raise SettingsError(f"clean R@1 is {clean:g} and grows under attack: it looks like a fraction, give percent")
-    return ARS(columns, "print's constants" if initial is None else "measured", _initial_values(clean, initial))
+        raise SettingsError(f"clean R@1 is {clean:g} and grows under attack: probably a fraction; give percent")
+    return ARS(columns, "published constants" if initial is None else "measured", _initial_values(clean, initial))
 
 
 def _initial_values(clean: Number, initial: Mapping[str, Number] | None) -> dict[str, Number | float]:
-    """O_i of every column; a number at its goal is refused, since equation 15 then divides by zero."""
+    """O_i of every column; a value at its goal is refused, since equation 15 would divide by zero."""
     if initial is not None:
         _check("initial", initial, RANKING)
     before: dict[str, Number | float] = {**PRINTED_INITIAL, "ES:R": clean, "LTM": clean, "GTM": clean, "GTT": 100.0}
@@ -155,7 +144,7 @@ def _initial_values(clean: Number, initial: Mapping[str, Number] | None) -> dict
         label = "clean R@1" if value is clean else f"initial {name}"
         low, high = _within(label, value, _PERCENT)
         if low == high == _GOAL.get(name, 0.0):
-            raise SettingsError(f"{label} is {low:g}, where the attack wants it: ARS is not defined for this model")
+            raise SettingsError(f"{label} is {low:g}, already the attack's goal: ARS is not defined for this model")
     return before
 
 
@@ -164,12 +153,12 @@ class PerSample:
     """ARS of one attack, sample by sample."""
 
     scores: Tensor  # percent, NaN where left out
-    mean: float  # of the scores that there are
-    left_out: int  # samples whose initial value was the goal already
+    mean: float  # of the scores that are not NaN
+    left_out: int  # samples that started at the goal
 
 
 def ars_per_sample(attack: str, initial: Tensor, result: Tensor, size: int | None = None) -> PerSample:
-    """Equation 15 of 002 for every sample, not clipped, and without the absolute value of equation 29.
+    """Equation 15 of Tian et al. 2024 for every sample, not clipped, and without the absolute value of equation 29.
 
     For CA± and QA±, `initial` and `result` are 0-based ranks in a list of `size` items, and the goal is 0 or
     size - 1. For ES:R, LTM, GTM and GTT they say whether the query is answered right, and the goal is 0.
@@ -180,13 +169,13 @@ def ars_per_sample(attack: str, initial: Tensor, result: Tensor, size: int | Non
     if attack not in ARS_COLUMNS:
         raise SettingsError(f"ARS has no column {attack!r}; {nearest(attack, ARS_COLUMNS)}")
     if attack in _GOAL and (size is None or size < 2):
-        raise SettingsError(f"{attack} drives a rank to the end of a list: give its length as `size`, at least 2")
+        raise SettingsError(f"{attack} moves a rank to the end of a list: give its length as `size`, at least 2")
     if initial.shape != result.shape or not initial.numel():
-        raise SettingsError(f"{attack}: initial {tuple(initial.shape)} and result {tuple(result.shape)} do not pair up")
+        raise SettingsError(f"{attack}: initial {tuple(initial.shape)} and result {tuple(result.shape)} do not match")
     goal = size - 1 if attack in _GOAL and size else 0
     initial, result = initial.double(), result.double()
     if not (initial.isfinite().all() and result.isfinite().all()):
-        raise SettingsError(f"{attack} holds values that are not finite; leave those samples out")
+        raise SettingsError(f"{attack} has values that are not finite; leave those samples out")
     scores = 100 * (goal - result) / (goal - initial)
     at_goal = initial == goal
     scores[at_goal] = torch.nan
@@ -224,19 +213,19 @@ def _mean(values: Iterable[Number]) -> Number:
 def _check(what: str, values: Mapping[str, Number], needed: tuple[str, ...]) -> None:
     for name in values:
         if name not in ERS_COLUMNS:
-            raise SettingsError(f"{what}: there is no column {name!r}; {nearest(name, ERS_COLUMNS)}")
+            raise SettingsError(f"{what} has no column {name!r}; {nearest(name, ERS_COLUMNS)}")
     absent = [name for name in needed if name not in values]
     if absent:
         raise SettingsError(f"{what} needs {len(needed)} columns; missing: {', '.join(absent)}")
     spans = {name: _within(name, values[name], _RANGE.get(name, _PERCENT)) for name in needed}
-    # No model resists CA- so well that 1 % is left and yields to all others so badly: these are fractions.
+    # No model has all columns at 1 % or less: these are fractions.
     top = max(high for name, (_, high) in spans.items() if name not in _RANGE)
     if what != "initial" and 0 < top <= 1:
-        raise SettingsError(f"{what}: no percentage is above {top:g}, so these look like fractions: multiply by 100")
+        raise SettingsError(f"{what}: no percentage is above {top:g}, so these are probably fractions: multiply by 100")
 
 
 def _within(name: str, value: float | Tensor, limits: tuple[float, float, str]) -> tuple[float, float]:
-    """The least and the greatest of a column's values; a SettingsError unless they are numbers in its units."""
+    """The least and the greatest of a column's values; raises SettingsError unless they are numbers in its units."""
     lowest, highest, unit = limits
     try:
         low, high = (float(end) for end in torch.as_tensor(value, dtype=torch.float64).aminmax())
@@ -255,21 +244,21 @@ def _within(name: str, value: float | Tensor, limits: tuple[float, float, str]) 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where a score lies, given that other queries might have been drawn."""
+    """The bootstrap interval of a score over queries."""
 
     low: float
     high: float
     level: float
-    resamples: int  # those that gave a finite score
+    resamples: int  # resamples with a finite score
 
 
 def resampled_means(
     columns: Mapping[str, Tensor], key: Key, resamples: int = 1000, ids: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """(resamples,) means of each (Q,) column of per-query values, drawn with replacement; NaN is left out of a mean.
+    """(resamples,) means of each (Q,) column of per-query values, drawn with replacement; means skip NaN.
 
-    `ids` names each column's samples, by default 0, 1, 2, …. Columns over the same samples, in any order, share
-    every draw, so what they have in common stays in common; columns over others are drawn independently.
+    `ids` identifies each column's samples, by default 0, 1, 2, …. Columns over the same samples, in any order, share
+    every draw, so correlations are kept. Columns over different samples are drawn independently.
     """
     if resamples < 1:
         raise SettingsError(f"resamples is {resamples}: draw at least one, usually 1000")
@@ -278,7 +267,7 @@ def resampled_means(
         own = torch.arange(len(column)) if ids is None else ids[name]
         if column.ndim != 1 or not len(column) or own.shape != column.shape:
             raise SettingsError(
-                f"{name}: values {tuple(column.shape)} and ids {tuple(own.shape)}; give one value per query, and some"
+                f"{name}: values {tuple(column.shape)} and ids {tuple(own.shape)}; give one per query, at least one"
             )
         own, order = own.long().cpu().sort(stable=True)
         samples = hashlib.blake2b(own.numpy().tobytes(), digest_size=8).hexdigest()
@@ -302,7 +291,7 @@ def _resample(values: Tensor, key: Key, resamples: int) -> Tensor:
 
 
 def interval(draws: Tensor, level: float = 0.95) -> Interval:
-    """The percentile interval of a score's resamples; those without a finite score are not counted."""
+    """The percentile interval of a score's resamples; resamples without a finite score are skipped."""
     if not 0 < level < 1:
         raise SettingsError(f"level is {level}: give the share of resamples to cover, such as .95")
     draws = draws[draws.isfinite()].double()
@@ -320,9 +309,9 @@ def bootstrap(
     level: float = 0.95,
     ids: Mapping[str, Tensor] | None = None,
 ) -> Interval:
-    """Percentile bootstrap over queries, the gallery fixed, of a statistic of column means such as `ers`.
+    """Percentile bootstrap over queries, with a fixed gallery, of a statistic of column means such as `ers`.
 
-    The statistic takes (resamples,) means by column and gives (resamples,) scores. For several statistics of
+    The statistic maps (resamples,) means by column to (resamples,) scores. For several statistics of
     the same columns, draw once with `resampled_means` and call `interval` on each.
 
     >>> hits = (torch.arange(400) % 4 == 0).double()

@@ -1,14 +1,14 @@
-"""Triplets out of a batch: random, semihard, softhard, distance-weighted, hardest.
+"""Triplet samplers for a batch: random, semihard, softhard, distance-weighted, hardest.
 
 A batch is ordered in pairs: positions 2i and 2i+1 share a class and are each other's partner. The anchors are the
-even positions, or all of them (paper 003), and every sampler gives each anchor one triplet.
+even positions, or all of them (ADML), and every sampler gives each anchor one triplet.
 
-A sampler does not draw. It looks at the distances from the anchors to their batch (a `View`) and says how
-likely each sample is to become the positive and the negative: two (B, N) tables, booleans where the choice is
-uniform. One function draws from the tables of all samplers, by inverse CDF with one keyed number per anchor,
-so nothing drawn depends on how the work was split. And what could have been drawn lies open (`candidates`).
+A sampler does not draw. From the distances between anchors and batch (a `View`) it computes the chance of each sample
+to become the positive and the negative: two (B, N) tables, booleans where the choice is uniform. One function draws
+from the tables of all samplers, by inverse CDF with one keyed number per anchor. Draws therefore do not depend on how
+the work is split. `candidates` shows what a sampler could draw.
 
-No sampler fails on a batch that lacks what it wants: it takes any negative, and if there is none, any sample.
+No sampler fails on a batch without suitable samples: it takes any negative, and if there is none, any sample.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .errors import DataError, SettingsError
+from .errors import DataError, SettingsError, check, nearest
 from .geometry import distance_matrix, euclidean, unit
 from .random import Key
-from .settings import check, nearest
 
 __all__ = [
     "SAMPLERS",
@@ -52,7 +51,7 @@ class Triplets:
 
 
 def hardness(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
-    """How hard each triplet is: H(a, p, n) = d(a, p) - d(a, n), 001 eq. 2; in [-2, 2] on the unit sphere.
+    """How hard each triplet is: H(a, p, n) = d(a, p) - d(a, n), Zhou & Patel 2022, eq. 2; in [-2, 2].
 
     >>> a, p, n = torch.tensor([[0.0], [3.0], [5.0]])
     >>> hardness(a, p, n)
@@ -64,11 +63,11 @@ def hardness(a: Tensor, p: Tensor, n: Tensor) -> Tensor:
 def collapseness(
     positive: Tensor, negative: Tensor, attention: float = 10.0, *, far: bool = False, carry: bool = False
 ) -> Tensor:
-    """How near a batch is to collapse: C = d_ω(A, P) − d_ω(A, N), 002 equations 5 to 7; `attention` is its λ.
+    """How near a batch is to collapse: C = d_ω(A, P) − d_ω(A, N), Tian et al. 2024, eqs. 5 to 7; `attention` is its λ.
 
     `positive` and `negative` (B,) are d(a_i, p_i) and d(a_i, n_i). d_ω is their mean weighted by exp(−λ(d − min d)),
-    so near pairs count most, or by exp(λ(d − max d)) with `far`, as the published code has it. With λ = 0 it is the
-    mean hardness. The weights are constants unless they `carry` a gradient.
+    so near pairs count most. With `far` the weights are exp(λ(d − max d)), as in the published code. With λ = 0 it is
+    the mean hardness. The weights are constants unless they `carry` a gradient.
 
     >>> collapseness(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]), attention=0)
     tensor(0.5000)
@@ -81,19 +80,19 @@ def collapseness(
 
 @dataclass(frozen=True)
 class View:
-    """What a sampler looks at: B anchors against the N samples of their group."""
+    """The input of a sampler: B anchors against the N samples of their group."""
 
     distances: Tensor  # (B, N), Euclidean between unit embeddings
     same: Tensor  # (B, N), which samples share the anchor's label, the anchor itself included
     partners: Tensor  # (B,), each anchor's partner
     dimension: int  # of the embeddings
     margin: float = 0.2  # semihard's window
-    lower: float | None = None  # distance-weighted: nearer ones count as this near
-    upper: float | None = None  # distance-weighted: farther ones are not drawn
+    lower: float | None = None  # distance-weighted: smaller distances are raised to this
+    upper: float | None = None  # distance-weighted: farther samples are not drawn
 
     @property
     def partner(self) -> Tensor:
-        """(B, N), True at the partner alone."""
+        """(B, N), True only at the partner."""
         return torch.zeros_like(self.same).scatter_(1, self.partners.unsqueeze(1), True)
 
     @property
@@ -106,7 +105,7 @@ Sampler = Callable[[View], tuple[Tensor, Tensor]]  # chances (B, N) of the posit
 
 
 def _first(*choices: Tensor) -> Tensor:
-    """Row by row, the first of these masks that holds anything; the last one otherwise."""
+    """For each row, the first of these masks that is not empty; else the last one."""
     result = choices[-1]
     for choice in reversed(choices[:-1]):
         result = torch.where(choice.any(1, keepdim=True), choice, result)
@@ -133,8 +132,8 @@ def semihard(view: View) -> tuple[Tensor, Tensor]:
 def softhard(view: View) -> tuple[Tensor, Tensor]:
     """A negative nearer than the farthest positive, and a positive farther than the nearest negative.
 
-    All samples of the anchor's label count, the anchor too: where no positive is far enough, the anchor
-    itself may be drawn. That is what the published code does.
+    All samples of the anchor's label count, including the anchor. Where no positive is far enough, the anchor itself
+    may be drawn, as in the published code.
     """
     squared = view.distances.square()
     farthest_positive = squared.masked_fill(~view.same, -torch.inf).amax(1, keepdim=True)
@@ -175,24 +174,31 @@ def distance_weights(
 
         log w(d) = (2 - D) ln d - (D - 3)/2 · ln(1 - d²/4),
 
-    draws all distances alike (Wu et al. 2017). They cut it off: nearer than `lower` (0.5) counts as `lower`,
-    farther than `upper` (1.4) is not drawn. RobRank has no cut-offs, which is the default here: at D = 512
-    the nearest negative then wins nearly always. Without cut-offs the weight is infinite at distance 0 and 2;
-    an anchor with such a negative draws uniformly from everything, as does one without negatives.
+    draws all distances alike (Wu et al. 2017). They use cut-offs: nearer than `lower` (0.5) counts as `lower`,
+    farther than `upper` (1.4) is not drawn. RobRank has no cut-offs, which is the default here. At D = 512 it almost
+    always draws the nearest negative. The weight is infinite at distance 2, and at 0 without `lower`. With `upper`,
+    negatives of infinite weight share the draw, the limit of a `lower` that falls to 0. An anchor without a negative
+    nearer than `upper` draws from all its negatives. Without `upper`, an anchor with a negative of infinite weight, or
+    without negatives, draws from the whole batch, as in RobRank.
 
     >>> distance_weights(torch.tensor([[0.0, 1.0, 1.0]]), torch.tensor([[True, False, False]]), 512)
     tensor([[0.0000, 0.5000, 0.5000]], dtype=torch.float64)
     """
-    d = distances.double()  # the exponents reach thousands
+    d = distances.double().clamp(max=2)  # double, since exponents reach thousands; clamped, since rounding may exceed 2
     if lower is not None:
         d = d.clamp(min=lower)
     drawable = ~same if upper is None else ~same & (d < upper)
-    log_w = (2 - dimension) * d.log() - (dimension - 3) / 2 * torch.log1p(-d.square() / 4)
+    # xlogy: 0 · ln 0 is 0 here. Distance 0 has a finite weight at D = 2, distance 2 at D = 3.
+    log_w = torch.xlogy(2.0 - dimension, d) - torch.special.xlog1py((dimension - 3) / 2, -d.square() / 4)
     log_w = log_w.masked_fill(~drawable, -torch.inf)
-    w = (log_w - log_w.amax(1, keepdim=True)).exp().nan_to_num(0)
-    # Where no weight is left: everything, as in RobRank; with cut-offs any negative, if there is one.
+    most = log_w.amax(1, keepdim=True)
+    # Next to an infinite weight finite ones vanish, and infinite ones are equal. ∞ - ∞ would be NaN.
+    w = torch.where(log_w == most, 1.0, (log_w - most).exp()) * drawable
     everything = torch.ones_like(same)
-    rest = everything if upper is None else _first(~same, everything)
+    if upper is None:
+        w, rest = torch.where(most.isfinite(), w, 0.0), everything
+    else:
+        rest = _first(~same, everything)
     w = torch.where(w.sum(1, keepdim=True) > 0, w, rest.double())
     return w / w.sum(1, keepdim=True)
 
@@ -213,9 +219,9 @@ def mine(
 ) -> Triplets:
     """One triplet per pair of the batch, or two, mined inside groups of `group` consecutive pairs (0: all in one).
 
-    `ids` names the pairs in the global batch (0, 1, 2, … unless given): whoever mines one group alone draws
-    the same triplets as whoever mines all. Positions in the result are into this batch. With all samples as
-    `anchors`, those of pair i draw by 2i and 2i+1.
+    `ids` are the pairs' numbers in the global batch (0, 1, 2, … by default). A group mined alone gives the same
+    triplets as in the whole batch. Positions in the result refer to this batch. With all samples as `anchors`, those of
+    pair i draw by 2i and 2i+1.
 
     >>> e = torch.eye(4)[[0, 0, 1, 1]]
     >>> mine("random", e, torch.tensor([5, 5, 7, 7]), Key.of(0)).positive
@@ -223,7 +229,7 @@ def mine(
     """
     pairs, stride = _pairs(embeddings, labels), _stride(anchors)
     if ids is None:
-        ids = torch.arange(pairs)  # a few draws are made faster without a GPU, and are the same
+        ids = torch.arange(pairs)  # a few draws are faster on the CPU, with the same result
     if group < 0 or len(ids) != pairs:
         raise DataError(f"{len(ids)} ids for {pairs} pairs in groups of {group}; give one id a pair, group at least 0")
     found: list[Tensor] = []
@@ -264,14 +270,14 @@ def _pairs(embeddings: Tensor, labels: Tensor) -> int:
             f"{len(embeddings)} embeddings and {len(labels)} labels are not a batch of pairs; "
             "give an even number, each with its label"
         )
-    # To look at labels on a GPU would mean to wait for it.
+    # Labels on a GPU are not checked: that would wait for it.
     if not labels.is_cuda and not torch.equal(labels[0::2], labels[1::2]):
         raise DataError("positions 2i and 2i+1 of the batch must share a label; order the batch in pairs")
     return len(labels) // 2
 
 
 def _stride(anchors: Anchors) -> int:
-    """Every how many-th position is an anchor."""
+    """The distance between two anchors in the batch."""
     check(anchors in ("even", "all"), f"anchors {anchors!r}; there are: even, all")
     return 1 if anchors == "all" else 2
 
@@ -283,7 +289,7 @@ def _chances(
         raise SettingsError(f"no sampler {name!r}; {nearest(name, SAMPLERS)}")
     e, labels = unit(embeddings.detach()), labels.to(embeddings.device)
     view = View(
-        # All rows, then those of the anchors: so each anchor is at distance exactly zero from itself.
+        # All rows first, then those of the anchors, so that each anchor's distance to itself is exactly zero.
         distances=distance_matrix(e, e)[::stride],
         same=labels[::stride].unsqueeze(1) == labels,
         partners=torch.arange(0, len(e), stride, device=e.device) ^ 1,
@@ -299,6 +305,6 @@ def _draw(chances: Tensor, uniform: Tensor) -> Tensor:
     """One column per row by inverse CDF; columns without weight are never drawn."""
     cdf = chances.double().cumsum(1)
     total = cdf[:, -1:]
-    # Just below the total at most: uniform < 1, but its product with the total may round up to it.
+    # Stay below the total: uniform < 1, but the product may round up to it.
     reach = torch.minimum(uniform.unsqueeze(1) * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cdf, reach, right=True).squeeze(1)

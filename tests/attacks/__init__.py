@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anchorhold.attacks import Scene
+from anchorhold.attacks.goal import Scene
 from anchorhold.random import Key
 from tests.analytic import tanh_embedder
 

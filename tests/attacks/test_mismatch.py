@@ -3,10 +3,12 @@
 import pytest
 import torch
 
-from anchorhold.attacks import ATTACKS, Scene, attack
+from anchorhold.attacks.goal import Scene
+from anchorhold.attacks.menu import ATTACKS
+from anchorhold.attacks.run import attack
 from anchorhold.errors import DataError
-from anchorhold.perturb.ascend import Budget
 from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests import reference
 from tests.analytic import draw

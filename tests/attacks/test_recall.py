@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchorhold.attacks import ATTACKS, Attacked, Goal, Scene, attack
 from anchorhold.attacks import recall as recall_module
+from anchorhold.attacks.goal import Goal, Scene
+from anchorhold.attacks.menu import ATTACKS
+from anchorhold.attacks.run import Attacked, attack
 from anchorhold.errors import DataError
 from anchorhold.geometry import euclidean
-from anchorhold.perturb.ascend import Budget
 from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests import reference
 from tests.attacks import World, changed, dial, world

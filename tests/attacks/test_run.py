@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anchorhold.attacks import ATTACKS, BALL, PGD, Attacked, Goal, Scene, attack, fgsm, goal_named
+from anchorhold.attacks.goal import Goal, Scene
+from anchorhold.attacks.menu import ATTACKS, goal_named
+from anchorhold.attacks.run import BALL, PGD, Attacked, attack, fgsm
 from anchorhold.errors import DataError, SettingsError
 from anchorhold.geometry import unit
 from anchorhold.model.frozen import Embed, frozen
-from anchorhold.perturb.ascend import Budget
 from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests.attacks import World, pictures, world
 
@@ -248,7 +250,7 @@ def test_given_targets_are_aimed_at() -> None:
         (lambda w, g: run(w, g, torch.arange(0)), DataError, "no samples"),
         (lambda w, g: run(w, g, torch.arange(2), batch=0), SettingsError, "at least 1"),
         (lambda w, g: run(w, g, torch.arange(2), targets=torch.arange(3)), DataError, "one row of targets"),
-        (lambda w, g: attack(w.embed, w.images, w.scene, g, torch.arange(3)), DataError, "number of each image"),
+        (lambda w, g: attack(w.embed, w.images, w.scene, g, torch.arange(3)), DataError, "position of each image"),
         (lambda w, g: attack(w.embed, w.images[:1], w.scene, g, torch.tensor([40])), DataError, "query side"),
         (lambda w, g: run(w, g, torch.arange(2), Budget(3, keep="best"), look_back=True), SettingsError, "keep = last"),
         (lambda w, g: Scene.of(w.scene.gallery[:0], torch.arange(0)), DataError, "gallery is empty"),

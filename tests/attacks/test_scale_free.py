@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchorhold.attacks import ATTACKS, Goal, Scene, attack
-from anchorhold.attacks.label import predicted, smallest_norms
+from anchorhold.attacks.goal import Goal, Scene
+from anchorhold.attacks.label import SMALLEST, predicted, smallest_norms
+from anchorhold.attacks.menu import ATTACKS
+from anchorhold.attacks.run import Attack, attack
 from anchorhold.attacks.scale_free import halves, scale_free, without_end
-from anchorhold.perturb.ascend import Budget, Objective
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.methods import METHODS
+from anchorhold.perturb.problem import Objective
+from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests.analytic import draw
 from tests.attacks import changed, dial, world
@@ -88,6 +91,7 @@ def test_the_smooth_rank_grows_with_the_rank(name: str) -> None:
     assert torch.corrcoef(torch.stack([value, measured]))[0, 1] > 0.9
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_goal_can_be_climbed_by_every_method_on_both_objectives(name: str) -> None:
     there = world()
@@ -97,16 +101,17 @@ def test_every_goal_can_be_climbed_by_every_method_on_both_objectives(name: str)
         climbed = (goal.objective if objective is None else lambda *a: scale_free(goal, *a))(there.scene, IDS, targets)
         before = climbed.value(there.scene.clean(goal.side)[IDS, None], IDS)
         for method, find in METHODS.items():
-            budget = replace(APGD, rule="steepest", alpha=0.02) if method != "apgd" else APGD
+            steepest = replace(APGD, rule="steepest", alpha=0.02)
+            budget = {"pgd": steepest, "apgd": APGD}.get(method, Budget(APGD.steps))
             done = attack(
-                there.embed, images, there.scene, goal, IDS, Ball(0.1), budget, KEY, find=find, objective=objective
+                there.embed, images, there.scene, goal, IDS, Ball(0.1), budget, KEY, method=find, objective=objective
             )
             after = climbed.value(done.embeddings[:, None], IDS)
             assert (done.images - images).abs().max() <= 0.1 * (1 + 1e-12)
             assert after.mean() > before.mean(), (method, objective)
 
 
-# ---------------------------------------------------------------- 003's equations 5 and 6
+# ---------------------------------------------------------------- ADML's equations 5 and 6
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -134,20 +139,26 @@ def test_labels_against_a_plain_loop(apart: bool) -> None:
     assert drawn is not None and len(drawn.unique()) > 2
 
 
+@pytest.mark.medium
 def test_the_smallest_norm_on_a_circle() -> None:
     """Pixels are angles: the label changes halfway between the neighbours, and that is how far it is."""
     there = dial(0.1, 0.2, 0.5, 0.9, labels=[0, 0, 1, 1])
     scene, ids, goal = there.scene, torch.arange(1, 4), ATTACKS["untargeted"]("corrected")
     assert predicted(scene, ids, scene.queries[ids]).tolist() == [0, 0, 1]
-    found = smallest_norms(there.embed, there.images[1:], scene, goal, ids, KEY, highest=0.5, searches=10)
+    found = smallest_norms(
+        Attack(there.embed, scene, goal, Ball(0.0), SMALLEST, KEY), there.images[1:], ids, highest=0.5, searches=10
+    )
     # 0.2 goes to 0.3, between 0.1 and 0.5; 0.5 to 0.55, between 0.2 and 0.9; for 0.9 it is 0.35, too far.
     assert torch.allclose(found[:2], torch.tensor([0.1, 0.05], dtype=torch.float64), atol=1e-3)
     assert found[2].isinf()
 
 
+@pytest.mark.slow
 def test_success_at_a_given_eps_agrees_with_the_smallest_norm() -> None:
     there, goal = world(), ATTACKS["targeted"]("corrected")
-    norms = smallest_norms(there.embed, there.images, there.scene, goal, IDS, KEY, highest=0.3, searches=6)
+    norms = smallest_norms(
+        Attack(there.embed, there.scene, goal, Ball(0.0), SMALLEST, KEY), there.images, IDS, highest=0.3, searches=6
+    )
     targets = goal.targets(there.scene, IDS, KEY)
     way = Budget(50, start="random", restarts=3, keep="best", rule="apgd")
     done = attack(there.embed, there.images, there.scene, goal, IDS, Ball(0.3), way, KEY, targets=targets)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from anchorhold.auditing.intake import splits_of
+from anchorhold.auditing.inputs import splits_of
 from anchorhold.data.datasets import csv_split, dataset
 from anchorhold.errors import DataError
 from tests.data.test_datasets import picture
@@ -77,24 +77,24 @@ def test_paths_may_lie_elsewhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ((*TRAIN, "a/1.jpg,owl,test"), "line 4 of .*names a/1.jpg again, line 2 did already; list each image once"),
-        ((*TRAIN, "a/../a/1.jpg,owl,test"), "names a/../a/1.jpg again, line 2"),
+        ((*TRAIN, "a/1.jpg,owl,test"), "line 4 of .*repeats a/1.jpg from line 2; list each image once"),
+        ((*TRAIN, "a/../a/1.jpg,owl,test"), "repeats a/../a/1.jpg from line 2"),
         (
             ("1.jpg,0.0,train", "2.jpg,1.0,train", "3.jpg,2.0,test"),
-            "labels of .* not whole ones from 0, such as 0.0 in line 2",
+            "labels in .* 0.0 in line 2 is not a whole number from 0",
         ),
-        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,2.5,test"), "not whole ones from 0, such as 2.5 in line 4"),
-        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,nan,test"), "not whole ones from 0, such as nan in line 4"),
+        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,2.5,test"), "2.5 in line 4 is not a whole number from 0"),
+        (("1.jpg,0,train", "2.jpg,1,train", "3.jpg,nan,test"), "nan in line 4 is not a whole number from 0"),
         ((*TRAIN, "3.jpg,,test"), "line 4 of .*has no label"),
         ((*TRAIN, ",owl,test"), "line 4 of .*has no path"),
-        ((*TRAIN, "3.jpg,owl,val"), "line 4 of .*has the split 'val'; write train, test, query, gallery"),
-        ((*TRAIN, "3.jpg,owl"), "line 4 of .*has 2 fields, its head has 3"),
-        ((*TRAIN, "3.jpg,owl,test", "4.jpg,cat,query"), "give test alone, or both query and gallery"),
-        ((*TRAIN, "3.jpg,owl,query", "4.jpg,cat,query"), "give test alone, or both query and gallery"),
-        (("3.jpg,owl,test", "4.jpg,cat,test"), "no row whose split is train"),
+        ((*TRAIN, "3.jpg,owl,val"), "line 4 of .*has the split 'val'; write one of train, test, query, gallery"),
+        ((*TRAIN, "3.jpg,owl"), "line 4 of .*has 2 fields, but its header has 3"),
+        ((*TRAIN, "3.jpg,owl,test", "4.jpg,cat,query"), "use either test, or both query and gallery"),
+        ((*TRAIN, "3.jpg,owl,query", "4.jpg,cat,query"), "use either test, or both query and gallery"),
+        (("3.jpg,owl,test", "4.jpg,cat,test"), "no row with the split train"),
         (TRAIN, "csv/test has no images"),
-        ((*TRAIN, "3.jpg,owl,test"), r"csv/test has one class only \(owl\)"),
-        ((), "no images|has 0 classes|no row whose split is train"),
+        ((*TRAIN, "3.jpg,owl,test"), r"csv/test has only one class \(owl\)"),
+        ((), "no images|has 0 classes|no row with the split train"),
     ],
 )
 def test_one_line_says_what_is_wrong(tmp_path: Path, rows: tuple[str, ...], message: str) -> None:
@@ -112,11 +112,11 @@ def test_a_missing_image_a_missing_column_and_no_table_at_all(tmp_path: Path) ->
     path = table(tmp_path, *TRAIN, "3.jpg,owl,test", "4.jpg,cat,test")
     (tmp_path / "3.jpg").unlink()
     picture(tmp_path / "3.png")  # of another format: not what was listed
-    with pytest.raises(DataError, match=r"1 of the 4 listed images are missing, the first is .*3\.jpg; mend"):
+    with pytest.raises(DataError, match=r"1 of 4 listed images is missing, the first is .*3\.jpg; correct"):
         dataset("csv", path)
-    with pytest.raises(DataError, match="has no column label, its first line is 'path,class'; give a CSV whose"):
+    with pytest.raises(DataError, match="has no column label; its first line is 'path,class'; give a CSV whose"):
         dataset("csv", table(tmp_path, "1.jpg,owl", head="path,class"))
-    with pytest.raises(DataError, match="csv needs to know which: give a CSV"):
+    with pytest.raises(DataError, match="csv needs a root: give a CSV"):
         dataset("csv")
     with pytest.raises(DataError, match=r"nowhere\.csv is missing; give a CSV"):
         dataset(str(tmp_path / "nowhere.csv"))

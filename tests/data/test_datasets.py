@@ -1,14 +1,13 @@
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from anchorhold.data.datasets import Dataset, Split, dataset, folder_split
+from anchorhold.data.datasets import dataset, folder_split
+from anchorhold.data.splits import Dataset, Split
 from anchorhold.errors import DataError, SettingsError
 
 
@@ -61,7 +60,7 @@ def test_keep_takes_a_mask_or_ids_in_their_order() -> None:
     assert torch.equal(by_mask.images, split.images[[0, 3]])
     assert by_ids.labels.tolist() == [1, 0]
     assert torch.equal(by_ids.images, split.images[[3, 0]])
-    with pytest.raises(DataError, match="4 images but the mask 2"):
+    with pytest.raises(DataError, match="4 images but the mask has 2"):
         split.keep(torch.tensor([True, False]))
 
 
@@ -87,8 +86,8 @@ def test_a_split_refuses_what_does_not_fit_together() -> None:
         (torch.zeros(2, 8, 8, 3, dtype=torch.float64), r"torch\.float64; .*images\.float\(\)"),
         (torch.zeros(2, 8, 8, 3, dtype=torch.int64), r"torch\.int64; .*images\.to\(torch\.uint8\)"),
         (torch.full((2, 8, 8, 3), 200.0), "not in .0, 1.: divide by 255"),
-        (torch.full((2, 8, 8, 3), -1.5), "before mean and std are applied"),
-        (torch.full((2, 8, 8, 3), 1.5), "bring them into that range"),
+        (torch.full((2, 8, 8, 3), -1.5), "without normalisation"),
+        (torch.full((2, 8, 8, 3), 1.5), "scale them to that range"),
         (torch.full((2, 8, 8, 3), torch.nan), "pixels from nan to nan"),
         (torch.full((2, 8, 8, 3), torch.inf), "pixels from inf to inf"),
     ],
@@ -103,7 +102,7 @@ def test_a_data_set_made_by_hand_has_two_classes_in_both_splits(part: str) -> No
     whole = two_by_two()
     splits = {"train": whole, "test": whole}
     Dataset("mine", **splits)
-    with pytest.raises(DataError, match=r"x has one class only \(q\)"):
+    with pytest.raises(DataError, match=r"x has only one class \(q\)"):
         Dataset("mine", **{**splits, part: whole.keep(whole.labels == 1)})
     with pytest.raises(DataError, match="x has no images"):
         Dataset("mine", **{**splits, part: whole.keep(whole.labels == 2)})
@@ -112,16 +111,22 @@ def test_a_data_set_made_by_hand_has_two_classes_in_both_splits(part: str) -> No
 def test_classes_held_out_are_tested_on_instead_of_the_test_split() -> None:
     whole, less = dataset("digits"), dataset("digits", held_out=2)
     assert (
-        less.held_out == 2 and whole.held_out == 0 and any("2 of the training classes" in note for note in less.notes)
+        less.held_out == 2
+        and whole.held_out == 0
+        and any("evaluating on 2 held-out training classes" in note for note in less.notes)
     )
     seen, unseen = (set(split.labels.tolist()) for split in (less.train, less.test))
     classes = sorted(set(whole.train.labels.tolist()))
     assert (seen, unseen) == (set(classes[:-2]), set(classes[-2:]))
     assert len(less.train) + len(less.test) == len(whole.train) and less.test.fingerprint() != whole.test.fingerprint()
-    for held, wrong in ((1, "two to test on"), (4, "leave two to train on"), (-1, "two to test on")):
+    for held, wrong in (
+        (1, "hold out at least two"),
+        (4, "leave at least two to train on"),
+        (-1, "hold out at least two"),
+    ):
         with pytest.raises(DataError, match=wrong):
             dataset("digits", held_out=held)
-    with pytest.raises(DataError, match="2 classes of digits are held out already"):
+    with pytest.raises(DataError, match="2 classes of digits are already held out"):
         less.holding_out(2)
 
 
@@ -130,12 +135,12 @@ def test_fingerprint_sees_content_and_not_the_place(tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "one", tmp_path / "elsewhere" / "two")
     data = dataset("folder", tmp_path / "elsewhere" / "two")
     assert data.train.fingerprint() == one != data.test.fingerprint()
-    assert len(one) == 16
+    assert one.startswith("contents:")
     assert data.train.paths is not None
     data.train.paths[0].write_bytes(b"longer than before" * 99)
     assert data.train.fingerprint() != one
     data.train.paths[0].unlink()
-    with pytest.raises(DataError, match="has gone"):
+    with pytest.raises(DataError, match="is missing or cannot be read"):
         data.train.fingerprint()
 
 
@@ -158,10 +163,10 @@ def test_fingerprint_of_images_in_memory_sees_every_byte_and_label() -> None:
 
 
 def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
-    with pytest.raises(SettingsError, match=r"no folder 'digts'; did you mean digits\?$"):
+    with pytest.raises(SettingsError, match=r"no data set or folder 'digts'; did you mean digits\?$"):
         dataset("digts")
     listed = "choose one of cub, cars, sop, inshop, folder, csv, digits, gaussians, or give a folder of class folders"
-    with pytest.raises(SettingsError, match=f"no data set and no folder 'nowhere/x'; {listed} or a CSV$"):
+    with pytest.raises(SettingsError, match=f"no data set or folder 'nowhere/x'; {listed} or a CSV$"):
         dataset("nowhere/x")
     with pytest.raises(SettingsError, match="no option 'dimensions'; it has dimension, train, test, sigma"):
         dataset("gaussians", dimensions=3)
@@ -170,23 +175,14 @@ def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
 
 
 def test_what_is_no_name_is_said_to_be_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"^a data set is one of cub, .*, a folder or a CSV, and not a NoneType$"):
+    with pytest.raises(SettingsError, match=r"^a data set must be one of cub, .*, a folder or a CSV, not a NoneType$"):
         dataset(None)  # type: ignore[arg-type]
     (tmp_path / "notes.md").touch()
-    with pytest.raises(SettingsError, match=r"notes\.md is a file, but no \.csv; choose one of"):
+    with pytest.raises(SettingsError, match=r"notes\.md is a file but not a \.csv; choose one of"):
         dataset(tmp_path / "notes.md")
     for name in ("digits", "gaussians"):
-        with pytest.raises(SettingsError, match=f"^{name} needs no files and has no root: leave out nowhere$"):
+        with pytest.raises(SettingsError, match=f"^{name} needs no files; leave out the root nowhere$"):
             dataset(name, "nowhere")
-
-
-def test_importing_loads_none_of_the_heavy_libraries() -> None:
-    code = (
-        "import sys, anchorhold.data.store, anchorhold.data.datasets, anchorhold.data.batches\n"
-        "print([m for m in ('sklearn', 'torchvision', 'timm', 'PIL') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 # ---- CUB ---------------------------------------------------------------------
@@ -227,20 +223,20 @@ def test_cub_with_missing_images_names_the_first_and_the_count(tmp_path: Path) -
     root = small_cub(tmp_path / "cub")
     (root / "images" / "100.Bird" / "Bird_1.jpg").unlink()
     shutil.rmtree(root / "images" / "101.Bird")
-    with pytest.raises(DataError, match=r"4 of the 12 listed images are missing, .*100\.Bird/Bird_1\.jpg"):
+    with pytest.raises(DataError, match=r"4 of 12 listed images are missing, .*100\.Bird/Bird_1\.jpg"):
         dataset("cub", root)
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "message"),
     [
-        ("image_class_labels.txt", "12 200\n", "", "1 image ids are in one of them only, the first is 12"),
-        ("images.txt", "1 001.Bird/Bird_0.jpg\n", "", "in one of them only, the first is 1;"),
+        ("image_class_labels.txt", "12 200\n", "", "1 image id is in only one of them, the first is 12"),
+        ("images.txt", "1 001.Bird/Bird_0.jpg\n", "", "in only one of them, the first is 1;"),
         ("image_class_labels.txt", "12 200", "12 201", "gives image 12 the class 201"),
         ("image_class_labels.txt", "12 200", "12 owl", "gives image 12 the class owl"),
         ("classes.txt", "100 100.Bird\n", "", "gives image 4 the class 100"),
         ("images.txt", "2 001", "x 001", "line 2 of .*images.txt is 'x 001"),
-        ("images.txt", "2 001", "1 001", "line 2 of .*not a new number"),
+        ("images.txt", "2 001", "1 001", "line 2 of .*not a new id"),
     ],
 )
 def test_cub_lists_that_do_not_match(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
@@ -351,34 +347,34 @@ def test_notes_tell_what_was_left_out_and_what_stands_alone(tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(tmp_path / "class0", target_is_directory=True)
     split, notes = folder_split(tmp_path)
     assert len(split) == 9
-    assert [note.split(" ", 1)[0] for note in notes] == ["1"] * 4
-    text = " ".join(notes)
-    assert "1 images in" in text
-    assert "hold no images and are left out: void." in text
-    assert "not followed: link." in text
-    assert "1 class has one image only in folder, which no other image can match: lonely." in text
+    assert notes == (
+        f"left out 1 image of {tmp_path} outside the class folders.",
+        f"left out 1 folder of {tmp_path} without images: void.",
+        f"left out 1 linked folder of {tmp_path}: link.",
+        "1 class has only one image in folder, which no other image can match: lonely.",
+    )
 
 
 def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="give a folder of class folders as root"):
+    with pytest.raises(DataError, match="give a folder of class folders"):
         dataset("folder")
     with pytest.raises(DataError, match="absent cannot be read as a folder"):
         dataset("folder", tmp_path / "absent")
     with pytest.raises(DataError, match=r"stray\.jpg cannot be read as a folder"):
         dataset("folder", picture(tmp_path / "loose" / "stray.jpg"))
-    with pytest.raises(DataError, match="1 images but no class folders"):
+    with pytest.raises(DataError, match="1 image but no class folders"):
         dataset("folder", tmp_path / "loose")
     (tmp_path / "nothing").mkdir()
     with pytest.raises(DataError, match=r"has 0 classes \(none\)"):
         dataset("folder", tmp_path / "nothing")
-    with pytest.raises(DataError, match=r"has 3 classes \(class0, class1, class2\); it takes four"):
+    with pytest.raises(DataError, match=r"has 3 classes \(class0, class1, class2\), but needs four"):
         dataset("folder", photos(tmp_path / "three", 3))
     photos(tmp_path / "both" / "train", 2)
     (tmp_path / "both" / "test").mkdir()
     with pytest.raises(DataError, match="folder/test has no images"):
         dataset("folder", tmp_path / "both")
     photos(tmp_path / "both" / "test", 1)
-    with pytest.raises(DataError, match=r"folder/test has one class only \(class0\)"):
+    with pytest.raises(DataError, match=r"folder/test has only one class \(class0\)"):
         dataset("folder", tmp_path / "both")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import anchorhold as ah
-from anchorhold.auditing.intake import splits_of
+from anchorhold.auditing.inputs import splits_of
 from anchorhold.data.datasets import dataset
 from anchorhold.errors import DataError
 from tests.data.test_datasets import picture
@@ -90,7 +90,7 @@ def test_cars_by_its_annotations(tmp_path: Path, kind: str, extension: str, inne
     assert [data.test.classes[label] for label in data.test.labels.tolist()] == ["Car 99", "Car 196"]
     assert data.query is data.test is data.gallery
     assert data.notes == (
-        "not the whole set: cars/train 2, cars/test 2 images, in print cars/train 8,054, cars/test 8,131.",
+        "incomplete data set: cars/train 2, cars/test 2 images; the whole has cars/train 8,054, cars/test 8,131.",
     )
 
 
@@ -101,7 +101,7 @@ def test_cars_without_what_it_needs_says_what_and_where_from(tmp_path: Path) -> 
         dataset("cars", tmp_path)
     root = small_cars(tmp_path / "cars", "mat")
     (root / "car_ims" / "000003.jpg").unlink()
-    with pytest.raises(DataError, match=r"1 of the 4 listed images are missing, .*000003\.jpg; unpack .*Stanford's"):
+    with pytest.raises(DataError, match=r"1 of 4 listed images is missing, .*000003\.jpg; unpack .*Stanford's"):
         dataset("cars", root)
     (root / "cars_annos.mat").write_bytes(b"no MATLAB file" * 99)
     with pytest.raises(DataError, match=r"cars_annos\.mat cannot be read as Cars' annotations"):
@@ -111,14 +111,14 @@ def test_cars_without_what_it_needs_says_what_and_where_from(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (",99,", ",99.0,", "line 4 of .*the class 99.0, not 1 … 196"),
-        (",99,", ",197,", "the class 197, not 1 … 196"),
-        (",99,", ",0,", "the class 0, not 1 … 196"),
+        (",99,", ",99.0,", "line 4 of .*the class 99.0, outside 1 … 196"),
+        (",99,", ",197,", "the class 197, outside 1 … 196"),
+        (",99,", ",0,", "the class 0, outside 1 … 196"),
         (",class,", ",klass,", "has no column class"),
-        ("car_ims/000003", "car_ims/000001", "line 3 of .*names car_ims/000001.jpg again, line 2"),
-        ("car_ims/000003", "../000003", r"names \.\./000003\.jpg, which lies outside"),
-        ("car_ims/000003", "/etc/000003", "which lies outside"),
-        ("Car 99", "Car,99", "line 4 of .*has 5 fields, its head has 4"),
+        ("car_ims/000003", "car_ims/000001", "line 3 of .*repeats car_ims/000001.jpg from line 2"),
+        ("car_ims/000003", "../000003", r"names \.\./000003\.jpg, which is outside"),
+        ("car_ims/000003", "/etc/000003", "which is outside"),
+        ("Car 99", "Car,99", "line 4 of .*has 5 fields, but its header has 4"),
     ],
 )
 def test_cars_with_wrong_annotations(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -141,7 +141,7 @@ def test_the_real_cars() -> None:
         with open(Path(root) / "cars_annos.csv", newline="") as file:
             marks = [int(row["class"]) for row in csv.DictReader(file)]
         assert (len(data.train), len(data.test)) == (sum(m <= 98 for m in marks), sum(m > 98 for m in marks))
-        assert len(data.train) >= 8048 and len(data.test) >= 8122 and "in print cars/train 8,054" in data.notes[0]
+        assert len(data.train) >= 8048 and len(data.test) >= 8122 and "the whole has cars/train 8,054" in data.notes[0]
 
 
 # ---- Stanford Online Products ------------------------------------------------
@@ -153,7 +153,7 @@ def test_sop_by_its_two_lists(tmp_path: Path) -> None:
     assert data.train.labels.tolist() == [1, 1, 2, 2]
     assert data.test.labels.tolist() == [11319, 11319, 22634, 22634]
     assert data.test.sample(0) == "bicycle_final/11319_0.JPG" and data.test.classes[22634] == "22634 bicycle"
-    assert "sop/train 4, sop/test 4 images, in print sop/train 59,551, sop/test 60,502" in data.notes[0]
+    assert "sop/train 4, sop/test 4 images; the whole has sop/train 59,551, sop/test 60,502" in data.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -166,18 +166,18 @@ def test_sop_by_its_two_lists(tmp_path: Path) -> None:
             "does not begin with 'image_id class_id super_class_id path'",
         ),
         ("Ebay_test.txt", "11319 1", "11319.0 1", "line 2 of .*the class 11319.0"),
-        ("Ebay_test.txt", "22634 1", "22635 1", "the class 22635, not 1 … 22634"),
+        ("Ebay_test.txt", "22634 1", "22635 1", "the class 22635, outside 1 … 22634"),
         ("Ebay_test.txt", "22634 1", "2 1", "class 2 is in both lists"),
-        ("Ebay_test.txt", "6 11319", "5 11319", "line 3 of .*has the image id 5 again"),
-        ("Ebay_test.txt", "11319_1.JPG", "11319_0.JPG", "line 3 of .*again, line 2 did already"),
+        ("Ebay_test.txt", "6 11319", "5 11319", "line 3 of .*repeats the image id 5"),
+        ("Ebay_test.txt", "11319_1.JPG", "11319_0.JPG", "line 3 of .*repeats .* from line 2"),
         ("Ebay_train.txt", " 1 bicycle", " bicycle", "line 2 of .*not 4 fields"),
         (
             "Ebay_train.txt",
             "bicycle_final/1_0",
             "bicycle_final/9_9",
-            r"1 of the 4 listed .*9_9\.JPG; .*Online Products",
+            r"1 of 4 listed .*9_9\.JPG; .*Online Products",
         ),
-        ("Ebay_train.txt", "bicycle_final/1_0", "../1_0", "lies outside"),
+        ("Ebay_train.txt", "bicycle_final/1_0", "../1_0", "which is outside"),
     ],
 )
 def test_sop_with_wrong_lists(tmp_path: Path, file: str, old: str, new: str, message: str) -> None:
@@ -207,7 +207,7 @@ def test_inshop_searches_queries_in_the_gallery(tmp_path: Path, official: bool) 
         assert side.queries is None
     assert (data.query.name, data.gallery.name) == ("inshop/query", "inshop/gallery")
     assert not {*(data.query.paths or ())} & {*(data.gallery.paths or ())}
-    assert len(data.test) == 5 and "inshop/query 2, inshop/gallery 3 images, in print" in data.notes[0]
+    assert len(data.test) == 5 and "inshop/query 2, inshop/gallery 3 images; the whole has" in data.notes[0]
     assert "inshop/train 25,882, inshop/query 14,218, inshop/gallery 12,612" in data.notes[0]
     # An audit of the data set and one of its test split look at the same.
     for given in (data, data.test):
@@ -221,13 +221,13 @@ def test_inshop_searches_queries_in_the_gallery(tmp_path: Path, official: bool) 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("7\n", "8\n", "promises 8 images and lists 7"),
+        ("7\n", "8\n", "announces 8 images but lists 7"),
         ("7\nimage_name", "image_name", "does not begin with a number"),
         ("item_id", "id", "does not begin with a number and"),
         ("   query", "   val", "line 5 of .*the status val, not train, query or gallery"),
         ("   query", "", "line 5 of .*not 3 fields"),
-        ("/06_1_front", "/03_1_front", "line 9 of .*again, line 6 did already"),
-        ("/06_1_front", "/66_1_front", "1 of the 7 listed images are missing, .*66_1_front.jpg; .*DeepFashion"),
+        ("/06_1_front", "/03_1_front", "line 9 of .*repeats .* from line 6"),
+        ("/06_1_front", "/66_1_front", "1 of 7 listed images is missing, .*66_1_front.jpg; .*DeepFashion"),
     ],
 )
 def test_inshop_with_a_wrong_list(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -255,6 +255,7 @@ def shop_in_memory() -> ah.Dataset:
     return ah.Dataset("digits", digits.train, test)
 
 
+@pytest.mark.medium
 def test_looks_while_training_take_queries_against_the_gallery(tmp_path: Path) -> None:
     from anchorhold.metrics import evaluate
     from anchorhold.model.frozen import embed_all, frozen

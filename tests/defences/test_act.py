@@ -5,20 +5,23 @@ from typing import Any
 import pytest
 import torch
 
-from anchorhold.defences.act import ActSettings, anti_collapse, collapse_pair
-from anchorhold.defences.natural import NaturalSettings, natural
+from anchorhold.defences.act import anti_collapse, collapse_pair
+from anchorhold.defences.natural import natural
+from anchorhold.defences.settings import ActSettings, NaturalSettings
 from anchorhold.defences.step import Step
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
-from anchorhold.perturb.ascend import Budget, ascend
+from anchorhold.perturb.ascend import ascend
 from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.problem import Problem
+from anchorhold.perturb.settings import Budget
 from tests.analytic import tanh_embedder
 from tests.defences.test_hardness import KEY, make_step, train
 
 
 def test_the_pair_moves_together_and_never_leaves_early() -> None:
     embed, pairs = tanh_embedder(9), KEY("pairs").uniform(torch.arange(6), (2, 1, 3, 3))
-    found = ascend(embed, pairs, collapse_pair(), Ball(0.1), Budget(8, 0.02))
+    found = ascend(Problem(embed, collapse_pair(), Ball(0.1), Budget(8, 0.02)), pairs)
     before, after = (euclidean(embed(x[:, 0]), embed(x[:, 1])) for x in (pairs, found.images))
     assert (after < before).all() and found.image_steps == 8 * 12
 

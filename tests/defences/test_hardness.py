@@ -9,14 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchorhold import Embedder
-from anchorhold.defences import DEFENCES, Batch, Step
+from anchorhold.config.recipes import parse_assignments, settings_from
+from anchorhold.config.settings import DEFENCE_SETTINGS
 from anchorhold.defences import hardness as module
-from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation, intra_class
-from anchorhold.defences.natural import NaturalSettings, natural
+from anchorhold.defences.hardness import hardness_manipulation, intra_class, lga
+from anchorhold.defences.menu import DEFENCES
+from anchorhold.defences.natural import natural
+from anchorhold.defences.settings import HardnessSettings, NaturalSettings
+from anchorhold.defences.step import Batch, Step
 from anchorhold.errors import SettingsError
 from anchorhold.geometry import euclidean
-from anchorhold.layers import parse_assignments, settings_from
+from anchorhold.model.embedder import Embedder
 from anchorhold.random import Key
 from anchorhold.triplets import SAMPLERS, hardness
 
@@ -28,7 +31,8 @@ def make_step(labels: list[int] | None = None, state: dict[str, Tensor] | None =
     ids = torch.arange(len(labels))
     model = Embedder("small", dim=16, channels=1, size=8, seed=1).double()
     batch = Batch(KEY("images").uniform(ids, (1, 8, 8)), torch.tensor(labels), ids)
-    return Step(model, batch, 0, 1, KEY("step"), {} if state is None else state, **changes)
+    fixed: dict[str, Any] = {"model": model, "batch": batch, "epoch": 0, "epochs": 1, "key": KEY("step")}
+    return Step(**fixed, state={} if state is None else state, **changes)
 
 
 def train(step: Step, losses: Iterator[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -76,11 +80,17 @@ def test_the_perturbation_raises_hardness_to_its_destination(destination: str | 
     logged: dict[str, float] = {}
     # After a loss of 0 LGA asks for hardness 0, which the triplets of an untrained net lie around.
     state = {"previous_loss": torch.zeros((), dtype=torch.float64)}
-    step = make_step(state=state, log=lambda name, value: logged.update({name: float(value)}))
+    step = make_step(state=state, log=lambda name, value, weight=1.0: logged.update({name: float(value)}))
     train(step, hardness_manipulation(step, HardnessSettings("random", destination, eps=0.2, alpha=0.02, steps=10)))
     assert logged["hardness_after"] > logged["hardness_before"]
     assert 0 < logged["active_first"] <= 1 and logged["active_last"] <= logged["active_first"]
     assert logged["image_steps"] > 0
+
+
+@pytest.mark.parametrize("margin", [0.2, 0.5])
+def test_lga_never_asks_for_less_than_minus_the_margin(margin: float) -> None:
+    loss = torch.tensor([0.0, margin / 4, margin, 1.01 * margin, 2.0, 100.0])
+    assert lga(loss, margin).tolist() == pytest.approx([0, -margin / 4, -margin, -margin, -margin, -margin])
 
 
 def test_lga_follows_the_previous_loss_and_two_trainings_do_not_share_it() -> None:
@@ -89,7 +99,7 @@ def test_lga_follows_the_previous_loss_and_two_trainings_do_not_share_it() -> No
     results = []
     for state in (gentle, harder):
         logged: dict[str, float] = {}
-        step = make_step(state=state, log=lambda name, value, kept=logged: kept.update({name: float(value)}))
+        step = make_step(state=state, log=lambda name, value, _=1.0, kept=logged: kept.update({name: float(value)}))
         loss, _ = train(step, hardness_manipulation(step, HardnessSettings(eps=0.3, alpha=0.02, steps=20)))
         results.append(logged["hardness_after"])
         assert state["previous_loss"] == loss
@@ -212,7 +222,7 @@ def test_a_destination_relative_to_the_source_attacks_every_triplet() -> None:
     for previous in (0.0, 0.1, 2.0):
         logged: dict[str, float] = {}
         state = {"previous_loss": torch.tensor(previous)}
-        step = make_step(state=state, log=lambda name, value, kept=logged: kept.update({name: float(value)}))
+        step = make_step(state=state, log=lambda name, value, _=1.0, kept=logged: kept.update({name: float(value)}))
         settings = HardnessSettings("softhard", "softhard", rise=0.05, eps=0.3, alpha=0.02, steps=20)
         train(step, hardness_manipulation(step, settings))
         assert logged["active_first"] == 1 and logged["active_last"] < 1
@@ -225,13 +235,13 @@ def chosen_images(step: Step) -> Tensor:
     return step.batch.images[torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)]
 
 
-@pytest.mark.parametrize("destination", [1.5, 0.05])  # of which no triplet and some get there, and leave
+@pytest.mark.parametrize("destination", [1.5, 0.05, 0.01])  # no triplet gets there; some do, and leave; some are there
 @pytest.mark.parametrize(("members", "places"), [("all", [0, 1, 2]), ("candidates", [1, 2]), ("anchors", [0])])
 def test_only_the_chosen_members_climb_and_the_others_are_those_of_the_batch(
     members: Any, places: list[int], destination: float
 ) -> None:
     logged: dict[str, float] = {}
-    step = make_step(log=lambda name, value: logged.update({name: float(value)}))
+    step = make_step(log=lambda name, value, weight=1.0: logged.update({name: float(value)}))
     seen = spied(step)
     settings = HardnessSettings("softhard", destination, eps=0.1, alpha=0.03, steps=4, members=members)
     train(step, hardness_manipulation(step, settings))
@@ -251,8 +261,13 @@ def test_only_the_chosen_members_climb_and_the_others_are_those_of_the_batch(
         clean, after = (step.model(x[:, places].flatten(0, 1)) for x in (start, images))
         batch = step.model(step.batch.images)
         spread = torch.cdist(batch, batch).sum() / (len(batch) * (len(batch) - 1))
-    assert logged["shift"] == pytest.approx(float(euclidean(clean, after).mean() / spread), rel=1e-4)
-    assert logged["shift_overall"] == pytest.approx(len(places) * logged["shift"])
+    shift = euclidean(clean, after).unflatten(0, (-1, len(places))).mean(1) / spread
+    touched = (images != start).flatten(1).any(1)
+    assert logged["shift_all"] == pytest.approx(float(shift.mean()), rel=1e-4)
+    assert logged["shift_perturbed"] == pytest.approx(float(shift[touched].mean()), rel=1e-4)
+    assert 0 < touched.sum() < len(touched) if destination == 0.01 else touched.all()
+    for whose in ("all", "perturbed"):
+        assert logged[f"shift_overall_{whose}"] == pytest.approx(len(places) * logged[f"shift_{whose}"])
 
 
 def test_members_take_turns_each_with_its_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,14 +279,15 @@ def test_members_take_turns_each_with_its_own_loss(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Step, "embed", lambda step, images: seen.append(images) or embed(step, images))
     for _ in range(3):
         logged: dict[str, float] = {}
-        step = make_step(state=state, log=lambda name, value, kept=logged: kept.update({name: float(value)}))
+        step = make_step(state=state, log=lambda name, value, _=1.0, kept=logged: kept.update({name: float(value)}))
         settings = HardnessSettings("softhard", 1.5, eps=0.1, alpha=0.03, steps=2, members="turns")
         losses.append(train(step, hardness_manipulation(step, settings))[0])
         start, after = chosen_images(step), seen[-1].unflatten(0, (-1, 3))
         moved.append([i for i in range(3) if not torch.equal(after[:, i], start[:, i])])
         whose = "anchors" if len(moved) == 2 else "candidates"
-        assert logged[f"shift_{whose}"] == logged["shift"] > 0.01
-        assert f"shift_{'candidates' if whose == 'anchors' else 'anchors'}" not in logged
+        for mean in ("shift_all", "shift_perturbed"):
+            assert logged[f"{mean}_{whose}"] == logged[mean] > 0.01
+            assert f"{mean}_{'candidates' if whose == 'anchors' else 'anchors'}" not in logged
     assert moved == [[1, 2], [0], [1, 2]] and bool(state["anchors_next"])
     assert (state["previous_loss_candidates"], state["previous_loss_anchors"]) == (losses[2], losses[1])
 
@@ -289,6 +305,7 @@ def test_each_turn_follows_its_own_loss(monkeypatch: pytest.MonkeyPatch) -> None
 # All of it --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_every_pair_of_the_papers_tables_is_a_matter_of_settings() -> None:
     """Tables 2 to 5: any source; any sampler, constant, g_B over these, or LGA; each with and without ICS."""
     step = make_step(state={"previous_loss": torch.tensor(0.1)})
@@ -321,10 +338,10 @@ def test_recipes_of_this_defence() -> None:
         assert settings_from(name).train.on_collapse == "stop"
 
 
-@pytest.mark.parametrize("name", [name for name, defence in DEFENCES.items() if defence.companion is None])
+@pytest.mark.parametrize("name", DEFENCES)
 def test_a_batch_of_one_class_is_no_reason_to_fail(name: str) -> None:
     step = make_step(labels=[4] * 8)
-    loss, gradients = train(step, DEFENCES[name].run(step, DEFENCES[name].settings()))
+    loss, gradients = train(step, DEFENCES[name](step, DEFENCE_SETTINGS[name]()))
     assert loss.isfinite() and all(g.isfinite().all() for g in gradients)
 
 
@@ -361,13 +378,13 @@ def test_mining_stays_inside_its_groups() -> None:
         (lambda: HardnessSettings(ics=-0.5), r"ics \(λ\) .* at least 0, got -0.5"),
         (lambda: HardnessSettings(ics=math.nan), "ics"),
         (lambda: HardnessSettings(destination=0.0, boost=-0.1), "boost .* at least 0"),
-        (lambda: HardnessSettings(boost=0.1), "needs a destination to raise, and lga is gradual already"),
+        (lambda: HardnessSettings(boost=0.1), "raises a fixed destination, and lga is gradual already"),
         (lambda: HardnessSettings(members="anchor"), "did you mean anchors"),  # type: ignore[arg-type]
         (lambda: HardnessSettings(ics=0.5, members="candidates"), "ICS needs an adversarial anchor in every batch"),
         (lambda: HardnessSettings(ics=0.5, members="turns"), "ICS needs an adversarial anchor in every batch"),
-        (lambda: HardnessSettings(destination="softhard", members="turns"), "members = turns changes nothing"),
+        (lambda: HardnessSettings(destination="softhard", members="turns"), "members = turns has no effect"),
         (lambda: HardnessSettings(rise=0.3), "set destination to a sampler"),
-        (lambda: HardnessSettings(destination="hardest", rise=-0.1), "rise .* between 0 and 4, got -0.1"),
+        (lambda: HardnessSettings(destination="hardest", rise=-0.1), r"rise .* in \[0, 4\], got -0.1"),
         (lambda: NaturalSettings("semihart"), "did you mean semihard"),
         (lambda: NaturalSettings(loss="triplett"), "did you mean triplet"),
         (lambda: NaturalSettings(margin=-0.1), "margin"),
@@ -388,13 +405,13 @@ def test_contrastive_training_uses_its_loss() -> None:
 @pytest.mark.parametrize(
     ("recipe", "assignment", "words"),
     [
-        ("act", "defence.ics=0.5", "defence.ics makes no sense with defence.name=act: ICS needs an adversarial anchor"),
+        ("act", "defence.ics=0.5", "leave out defence.ics with defence.name=act: ICS needs an adversarial anchor"),
         ("rest", "defence.ics=0.5", "with defence.name=rest: ICS needs an adversarial anchor"),
         ("natural", "defence.ics=0.5", "with defence.name=natural: ICS needs an adversarial anchor"),
         ("hm-lga-ics", "defence.name=act", "with defence.name=act: ICS needs an adversarial anchor"),
         ("act", "defence.boost=0.1", "with defence.name=act: g_B raises a destination hardness"),
         ("est", "defence.boost=0.1", "with defence.name=est: g_B raises a destination hardness"),
-        ("hm-lga", "defence.boost=0.1", "needs a destination to raise"),
+        ("hm-lga", "defence.boost=0.1", "raises a fixed destination"),
         ("hm-lga", "defence.ics=-0.5", "at least 0"),
         ("act", "defence.icsx=0.5", "no setting defence.icsx"),
     ],

@@ -11,20 +11,23 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import anchorhold as ah
-from anchorhold import training
+from anchorhold.config.recipes import settings_from
 from anchorhold.console import Silent
 from anchorhold.data.batches import pair_batches
-from anchorhold.defences import DEFENCES, Inner
-from anchorhold.defences.hardness import HardnessSettings, hardness_manipulation, raise_hardness
+from anchorhold.data.images import load_images
+from anchorhold.defences.hardness import hardness_manipulation, raise_hardness
+from anchorhold.defences.menu import DEFENCES
+from anchorhold.defences.settings import HardnessSettings, Inner
 from anchorhold.device import compiles
 from anchorhold.errors import RunError, SettingsError
-from anchorhold.layers import settings_from
 from anchorhold.model.average import Average
-from anchorhold.monitors import load_images, signs_of_collapse
 from anchorhold.random import Key
-from anchorhold.record import Run
-from anchorhold.stopping import CANARY, judge_canary
-from anchorhold.training import canary_due
+from anchorhold.runs.folder import Run
+from anchorhold.training import trainer
+from anchorhold.training.checkpoint import Meters
+from anchorhold.training.evaluation import signs_of_collapse
+from anchorhold.training.loop import canary_due
+from anchorhold.training.safety import CANARY, judge_canary
 from anchorhold.triplets import mine
 from tests import reference
 from tests.defences.test_hardness import make_step
@@ -61,7 +64,7 @@ def same(a: Run, b: Run) -> bool:
 def gap_of(spoil: Any) -> float:
     """What the canary logs when the embeddings that the ascent sees are spoilt."""
     logged: dict[str, float] = {}
-    step = make_step(log=lambda name, value: logged.update({name: float(value)}), canary=True)
+    step = make_step(log=lambda name, value, weight=1.0: logged.update({name: float(value)}), canary=True)
     units = step.batch.images[torch.arange(12).reshape(4, 3)]
     goal = raise_hardness(torch.full((4,), 2.0, dtype=torch.float64))
     with step.frozen() as embed:
@@ -113,19 +116,20 @@ def test_without_triton_or_a_c_compiler_nothing_is_compiled(monkeypatch: pytest.
     assert not device._compiler()
 
 
-def test_the_canary_looks_at_both_turns_of_a_defence_that_alternates() -> None:
+def test_the_canary_checks_both_turns_of_a_defence_that_alternates() -> None:
     every = settings_from("hm-lga").train.canary_every
-    looked = [step for step in range(8 * every) if canary_due(step, every)]
-    assert 6 <= len(looked) <= 8 and {step % 2 for step in looked} == {0, 1}
+    checked = [step for step in range(8 * every) if canary_due(step, every)]
+    assert 6 <= len(checked) <= 8 and {step % 2 for step in checked} == {0, 1}
 
 
+@pytest.mark.medium
 def test_with_a_companion_the_model_s_own_pass_is_not_replayed(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs hold the embedder's pass; `distil` trains its features, which have another head and no sphere."""
     made: list[nn.Module] = []
-    monkeypatch.setattr(training, "compiles", lambda *_: True)
-    monkeypatch.setattr(training, "Graphed", lambda model, precision: made.append(model))
+    monkeypatch.setattr(trainer, "compiles", lambda *_: True)
+    monkeypatch.setattr(trainer, "Graphed", lambda model, precision: made.append(model))
     settings = {"train": {"epochs": 1}, "batch": {"pairs": 300}, "model": {"freeze_batchnorm": True}}
     for recipe in ("distil", "classify", "natural"):
         ah.fit(None, digits, recipe, tmp_path / recipe, overrides=settings, device="cpu")
@@ -135,6 +139,7 @@ def test_with_a_companion_the_model_s_own_pass_is_not_replayed(
 # Benign batches ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_with_nothing_but_benign_batches_nothing_is_perturbed(digits: ah.Dataset, tmp_path: Path) -> None:
     benign = fit(digits, tmp_path / "benign", train={"benign": 1})
     plain = fit(digits, tmp_path / "plain", defence={"eps": 0, "steps": 0})
@@ -143,6 +148,7 @@ def test_with_nothing_but_benign_batches_nothing_is_perturbed(digits: ah.Dataset
     assert benign.read_json()["image_steps"] == 0 < attacked.read_json()["image_steps"]
 
 
+@pytest.mark.medium
 def test_a_share_of_the_batches_is_benign_and_leaves_no_trace_in_the_state(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,10 +158,9 @@ def test_a_share_of_the_batches_is_benign_and_leaves_no_trace_in_the_state(
     def spy(step: Any, settings: Any) -> Any:
         before = step.state.get("previous_loss")
         seen.append((settings.eps, None if before is None else float(before)))
-        yield from defence.run(step, settings)
+        yield from defence(step, settings)
 
-    changed = {**DEFENCES, "hardness": type(defence)(spy, defence.settings)}
-    monkeypatch.setattr(training, "DEFENCES", changed)
+    monkeypatch.setitem(DEFENCES, "hardness", spy)
     fit(digits, tmp_path / "run", train={"benign": 0.5}, batch={"pairs": 16})
     count = sum(eps == 0 for eps, _ in seen)
     assert 0.35 < count / len(seen) < 0.65
@@ -180,25 +185,9 @@ def test_the_mean_is_the_sum_of_all_steps(digits: ah.Dataset) -> None:
     assert torch.equal(net.weight, own)
 
 
-def test_the_mean_is_what_is_exported_and_it_survives_a_stop(
-    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mean_is_what_is_exported(digits: ah.Dataset, tmp_path: Path) -> None:
     whole = fit(digits, tmp_path / "whole", train={"ema": 0.9})
     assert not same(whole, fit(digits, tmp_path / "plain"))
-    save, calls = training.checkpoint.save, 0
-
-    def dies(*args: Any) -> None:
-        nonlocal calls
-        save(*args)
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(training.checkpoint, "save", dies)
-    with pytest.raises(KeyboardInterrupt):
-        fit(digits, tmp_path / "cut", train={"ema": 0.9, "checkpoint_seconds": 0})
-    monkeypatch.undo()
-    assert same(whole, ah.resume(tmp_path / "cut", data=digits, device="cpu"))
 
 
 def test_shares_and_decays_that_make_no_sense_are_refused() -> None:
@@ -210,6 +199,7 @@ def test_shares_and_decays_that_make_no_sense_are_refused() -> None:
 # Signs of collapse -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.medium
 def test_the_signs_are_those_of_plain_loops(digits: ah.Dataset) -> None:
     model = ah.Embedder("small", dim=16, channels=1, size=8).double()
     settings = settings_from("natural", {"data": {"name": "digits"}})
@@ -249,24 +239,50 @@ def test_the_signs_are_those_of_plain_loops(digits: ah.Dataset) -> None:
 
 
 def test_the_shift_is_by_the_spread_of_the_clean_batch() -> None:
-    logged: dict[str, float] = {}
-    step = make_step(log=lambda name, value: logged.update({name: float(value)}))
+    meters = Meters({})
+    step = make_step(log=meters.add)
     batch = torch.tensor([[0.0], [2.0], [4.0]], dtype=torch.float64)  # mean distance 8/3
-    step.log_shift(batch[:2], batch[:2] + 1, 3, batch)
-    assert logged["shift"] == pytest.approx(3 / 8, abs=1e-5) and logged["shift_overall"] == pytest.approx(
-        9 / 8, abs=1e-5
+    step.log_shift(batch[:2], batch[:2] + 1, 3, batch, torch.tensor([True, True]))
+    whole = {"shift_all": 3 / 8, "shift_overall_all": 9 / 8}
+    assert meters.means() == pytest.approx(
+        whole | {"shift_perturbed": 3 / 8, "shift_overall_perturbed": 9 / 8}, abs=1e-5
     )
+
+
+def test_triplets_never_touched_do_not_lower_the_mean_of_the_perturbed_ones() -> None:
+    """Over an epoch every perturbed triplet counts once, and a batch without any not at all."""
+    meters = Meters({})
+    step = make_step(log=meters.add)
+    batch = torch.tensor([[0.0], [2.0], [4.0]], dtype=torch.float64)
+    for moved_by in ([8.0, 0.0, 0.0], [4.0, 4.0, 0.0], [0.0, 0.0, 0.0]):
+        by = torch.tensor(moved_by, dtype=torch.float64).unsqueeze(1)
+        step.log_shift(batch, batch + by, 1, batch, by[:, 0] > 0)
+    assert meters.means() == pytest.approx(
+        {
+            "shift_all": 16 / 9 * 3 / 8,
+            "shift_overall_all": 16 / 9 * 3 / 8,
+            "shift_perturbed": 16 / 3 * 3 / 8,
+            "shift_overall_perturbed": 16 / 3 * 3 / 8,
+        },
+        abs=1e-5,
+    )
+    meters.reset()
+    step.log_shift(batch, batch, 1, batch, torch.zeros(3, dtype=torch.bool))
+    assert meters.means() == pytest.approx({"shift_all": 0, "shift_overall_all": 0}, abs=1e-5)
+    again = Meters(meters.sums())
+    assert again.means() == meters.means() and "shift_perturbed" in again.sums()
 
 
 def test_a_training_step_without_an_inner_attack_climbs_nothing() -> None:
     logged: dict[str, float] = {}
-    step = make_step(log=lambda name, value: logged.update({name: float(value)}))
+    step = make_step(log=lambda name, value, weight=1.0: logged.update({name: float(value)}))
     list(hardness_manipulation(step, HardnessSettings(destination=2.0, eps=0.0, steps=0)))
-    assert logged["image_steps"] == 0 and logged["shift"] == pytest.approx(0, abs=1e-4)
+    assert logged["image_steps"] == 0 and logged["shift_all"] == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_min_max_really_collapses_and_stops_or_is_flagged(digits: ah.Dataset, tmp_path: Path) -> None:
-    """001 section 3: maximising the loss without end is what brings a model down."""
+    """Zhou & Patel 2022, section 3: maximising the loss without end is what brings a model down."""
     sections: dict[str, Any] = {"train": {"epochs": 6, "evaluate_every": 6}, "model": {"dim": 16}}
     with pytest.raises(RunError, match=r"the model collapsed by epoch \d: mean distance"):
         ah.fit(None, digits, "minmax", tmp_path / "stop", overrides=sections, device="cpu")

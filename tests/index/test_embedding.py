@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -16,16 +15,18 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from anchorhold.auditing.run import _described
+from anchorhold.auditing.subject import _described
+from anchorhold.cli import main as cli
 from anchorhold.data.decode import pixels_of
 from anchorhold.data.store import centre_crop
 from anchorhold.errors import DataError, Interrupted, ModelError, RunError, SettingsError
-from anchorhold.index import Index, Named, embed, embedding
-from anchorhold.index.folder import described
-from anchorhold.index.parts import Parts
+from anchorhold.index import embedding
+from anchorhold.index.embedding import embed
+from anchorhold.index.folder import Index, Named, described
 from anchorhold.index.sources import Item
+from anchorhold.index.unfinished import Parts
 from anchorhold.model.embedder import Embedder
-from anchorhold.model.victim import wrap
+from anchorhold.model.wrap import wrap
 from anchorhold.random import Key
 
 SIZE = 16
@@ -129,6 +130,7 @@ def net():
 """
 
 
+@pytest.mark.medium
 def test_killed_it_goes_on_and_ends_identical(tmp_path: Path, monkeypatch: Any) -> None:
     with tarfile.open(tmp_path / "p.tar", "w") as tar:
         tar.add(photographs(tmp_path / "photos", 21), "photos")
@@ -136,18 +138,22 @@ def test_killed_it_goes_on_and_ends_identical(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kill").touch()
     command = "embed killed_net:net p.tar --size 8 --batch 2 --device cpu --out ix"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-m", "anchorhold", *command.split()], env=environment, check=False, capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert [path.name for path in (tmp_path / "ix").rglob("*")] == [".anchorhold-parts", "000000.safetensors"]
-    with pytest.raises(RunError, match="no complete index: the same `anchorhold embed` again goes on"):
+    child = os.fork()
+    if child == 0:
+        try:
+            sys.argv = ["anchorhold", *command.split()]
+            cli.main()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "ix").rglob("*")}
+    assert left == {".anchorhold-lock", ".anchorhold-parts", "000000.safetensors"}
+    with pytest.raises(RunError, match="no complete index; run the same `anchorhold embed` to resume"):
         Index("ix")
     (tmp_path / "kill").unlink()
     net, report = Named("killed_net:net", size=[8, 8]), Lines()
     embed(net, "p.tar", "ix", batch=2, device="cpu", report=report)
-    assert "8 of 21 images were done before" in report.said
+    assert "8 of 21 images are already embedded" in report.said
     embed(net, "p.tar", "whole", batch=2, device="cpu")
     assert files(tmp_path / "ix") == files(tmp_path / "whole")
 
@@ -164,7 +170,7 @@ def test_stopped_it_says_how_to_go_on_and_damage_is_done_again(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Parts, "keep", stop)
-    with pytest.raises(Interrupted, match="goes on from here"):
+    with pytest.raises(Interrupted, match="to resume, run the same command"):
         embed(model, photos, tmp_path / "ix", batch=1, device="cpu")
     monkeypatch.setattr(Parts, "keep", keep)
     (tmp_path / "ix/.anchorhold-parts/000000.safetensors").write_bytes(b"torn")
@@ -194,7 +200,7 @@ def test_nothing_of_another_model_or_of_other_images_is_mixed_in(
     assert files(out) == files(tmp_path / "whole")
     report = Lines()
     embed(model, photos, out, batch=7, device="cpu", report=report)
-    assert report.said == [f"{out} is complete already"]
+    assert report.said == [f"{out} is already complete"]
     with pytest.raises(RunError, match="another model"):
         embed(other, photos, out, device="cpu")
     (photos / "b" / "009.png").unlink()
@@ -313,6 +319,7 @@ def test_what_was_skipped_before_fails_where_it_shall(
     assert len(embed(model, photos, tmp_path / "ix", batch=1, on_bad_image="skip", device="cpu")) == 10
 
 
+@pytest.mark.medium
 def test_thousands_of_empty_files_are_one_line(model: Embedder, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -323,7 +330,7 @@ def test_thousands_of_empty_files_are_one_line(model: Embedder, tmp_path: Path) 
             embed(model, empty, tmp_path / "ix", on_bad_image=way, device="cpu")  # type: ignore[arg-type]
         assert str(caught.value) == (
             f"10,000 of 10,000 images of {empty} cannot be read, the first is 00000.jpg: the file is empty; "
-            "mend or remove them"
+            "repair or remove them"
         )
     photographs(empty, 2)
     assert len(embed(model, empty, tmp_path / "ix", on_bad_image="skip", device="cpu")) == 2
@@ -332,7 +339,7 @@ def test_thousands_of_empty_files_are_one_line(model: Embedder, tmp_path: Path) 
 def test_all_images_unreadable_is_one_line(model: Embedder, tmp_path: Path) -> None:
     (tmp_path / "p").mkdir()
     (tmp_path / "p" / "a.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"none of 1 images can be read, the first is a.png: not an image"):
+    with pytest.raises(DataError, match=r"no image can be read \(1 tried\), the first is a.png: not an image"):
         embed(model, tmp_path / "p", tmp_path / "ix", on_bad_image="skip", device="cpu")
 
 
@@ -366,7 +373,7 @@ def test_a_missing_extra_is_one_line(model: Embedder, photos: Path, tmp_path: Pa
 
 
 def test_the_digest_is_the_audits(model: Embedder) -> None:
-    from anchorhold.attacks import Scene
+    from anchorhold.attacks.goal import Scene
 
     e, zero = torch.zeros(2, 8), torch.zeros(2, dtype=torch.long)
     for each in (model, wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 8)), mean=[0.5], std=[0.5])):
@@ -410,7 +417,7 @@ def test_what_wrap_does_around_the_weights_is_part_of_the_digest(photos: Path, t
 def test_a_place_that_cannot_be_written_is_known_at_once(model: Embedder, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     report = Lines()
-    with pytest.raises(RunError, match=r"cannot make .*file/.anchorhold-parts: .*; choose another --out"):
+    with pytest.raises(RunError, match=r"cannot create the folder .*file: it is a file; choose another --out"):
         embed(model, photos, tmp_path / "file", device="cpu", report=report)
     assert not report.said
 
@@ -465,7 +472,7 @@ def test_an_index_that_was_tampered_with_is_one_line(model: Embedder, photos: Pa
     with pytest.raises(RunError, match="has 10 rows for 11 vectors"):
         _ = Index(out).rows
     (out / "index.json").write_text(json.dumps(about | {"dim": 9}))
-    with pytest.raises(RunError, match=r"not what index.json says"):
+    with pytest.raises(RunError, match=r"which index.json contradicts"):
         list(Index(out).parts())
     (out / "index.json").write_text(json.dumps(about | {"schema": "anchorhold.index/9"}))
     with pytest.raises(RunError, match=r"this version reads anchorhold.index/1"):
@@ -474,7 +481,7 @@ def test_an_index_that_was_tampered_with_is_one_line(model: Embedder, photos: Pa
     (out / "index.json").write_text(json.dumps(about))
     with pytest.raises(RunError, match=r"vectors.safetensors cannot be read"):
         list(Index(out).parts())
-    with pytest.raises(RunError, match="holds no index: make one with `anchorhold embed`"):
+    with pytest.raises(RunError, match="holds no index; make one with `anchorhold embed`"):
         Index(photos)
 
 
@@ -490,6 +497,6 @@ def test_what_is_not_of_an_index_is_left_alone(tmp_path: Path, model: Embedder) 
     other = tmp_path / "other"
     other.mkdir()
     (other / "ids.csv").write_text("path\n../shop/wheels/0.png\n")
-    with pytest.raises(RunError, match="not of an index"):
+    with pytest.raises(RunError, match="does not belong to an index"):
         embed(model, other / "ids.csv", other)
     assert (other / "ids.csv").read_text().startswith("path")

@@ -1,7 +1,6 @@
 """search: the nearest images, exactly, in bounded memory, with the model that made the index and no other."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from anchorhold.errors import DataError, ModelError, SettingsError
-from anchorhold.index import Index, embed, search
-from anchorhold.index.folder import SCHEMA, described, write_index
-from anchorhold.index.searching import _nearest
+from anchorhold.errors import DataError, ModelError, RunError, SettingsError
+from anchorhold.index.embedding import embed
+from anchorhold.index.folder import SCHEMA, Index, described, write_index
+from anchorhold.index.searching import _nearest, search
 from anchorhold.model.embedder import Embedder
 from anchorhold.random import Key
+from tests.cli.test_main import run
 from tests.index.test_embedding import SIZE, photographs
-from tests.test_cli import run
+from tests.peak import run_measured
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_faiss_finds_the_same(place: Path) -> None:
 
 def test_another_model_is_refused(place: Path) -> None:
     image = place / "photos" / "a" / "000.png"
-    with pytest.raises(ModelError, match="their vectors cannot be compared; give the model that made it"):
+    with pytest.raises(ModelError, match="vectors cannot be compared; give the model that made it"):
         search(place / "ix", image, model=place / "other.safetensors", device="cpu")
     same = Embedder("small", 8, size=SIZE).eval()
     assert search(place / "ix", image, model=same, device="cpu") == search(place / "ix", image, device="cpu")
@@ -94,7 +94,7 @@ def test_another_model_is_refused(place: Path) -> None:
 def test_an_index_made_from_python_asks_for_its_model(place: Path, tmp_path: Path) -> None:
     model = Embedder("small", 8, size=SIZE)
     index = embed(model, place / "photos", tmp_path / "ix", device="cpu")
-    with pytest.raises(ModelError, match="does not know where its model lies"):
+    with pytest.raises(ModelError, match="does not record where its model is"):
         search(index, place / "photos" / "a" / "000.png", device="cpu")
     assert search(index, place / "photos" / "a" / "000.png", 1, model=model, device="cpu").hits[0].id == "a/000.png"
 
@@ -115,10 +115,10 @@ def test_labels_are_shown_where_there_are_some(place: Path, tmp_path: Path) -> N
         ("text.png", {}, DataError, "not an image"),
         ("empty.png", {}, DataError, "the file is empty"),
         (".", {}, DataError, "not a file"),
-        ("photos/a/000.png", {"k": 0}, SettingsError, "k must be at least 1"),
-        ("photos/a/000.png", {"k": "a"}, SettingsError, "k must be at least 1, and whole, got 'a'"),
+        ("photos/a/000.png", {"k": 0}, SettingsError, "k must be a whole number of at least 1"),
+        ("photos/a/000.png", {"k": "a"}, SettingsError, "k must be a whole number of at least 1, got 'a'"),
         ("photos/a/000.png", {"backend": "fais"}, SettingsError, "choose exact or faiss"),
-        ("photos/a/000.png", {"model": "gone"}, ModelError, "--model says where it lies now"),
+        ("photos/a/000.png", {"model": "gone"}, ModelError, "give its new location with --model"),
     ],
 )
 def test_mistakes_are_one_line(place: Path, image: str, options: Any, error: type[Exception], words: str) -> None:
@@ -136,14 +136,13 @@ def test_faiss_where_it_is_missing_is_one_line(place: Path, monkeypatch: Any) ->
 
 
 SCRIPT = """
-import resource, sys
-from anchorhold.index import search
+from anchorhold.index.searching import search
 found = search("ix", "one.png", 2, model="m.safetensors", device="cpu")
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-print(peak / 2**30, *(hit.id for hit in found.hits), *(f"{hit.distance:.4f}" for hit in found.hits))
+print(peak() / 2**30, *(hit.id for hit in found.hits), *(f"{hit.distance:.4f}" for hit in found.hits))
 """
 
 
+@pytest.mark.slow
 def test_a_million_vectors_are_searched_in_less_than_two_gigabytes(tmp_path: Path) -> None:
     count, dim = 1_000_000, 128
     model = Embedder("small", dim, size=SIZE).eval()
@@ -164,7 +163,7 @@ def test_a_million_vectors_are_searched_in_less_than_two_gigabytes(tmp_path: Pat
         for row in (3, count - 1):
             file.seek(start + 4 * row * dim)
             file.write(query.numpy().astype("<f4").tobytes())
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_measured(SCRIPT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     peak, *found = done.stdout.split()
     assert found == ["00000003", "00999999", "0.0000", "0.0000"] and float(peak) < 2, done.stdout
@@ -187,7 +186,7 @@ def test_the_commands(place: Path, tmp_path: Path, capsys: Any, monkeypatch: pyt
     for arguments, words in (
         (["search", "photos", "photos/a/002.png"], "holds no index"),
         (["search", out, "photos/a/002.png", "--model", "other.safetensors"], "cannot be compared"),
-        (["search", out, "photos/a/002.png", "--size", "9"], "go with --model"),
+        (["search", out, "photos/a/002.png", "--size", "9"], "need --model"),
         (["embed", "m.safetensors", "nowhere", "--out", "iz"], "nowhere cannot be read"),
         (["embed", "m.safetensors", "photos", "--out", "iz", "--on-bad-image", "shrug"], "choose fail or skip"),
     ):
@@ -207,9 +206,19 @@ def test_your_own_module_is_found_again_with_its_mean_and_std(
     own = ["--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "8", "--device", "cpu"]
     code, _, err = run(capsys, monkeypatch, "embed", "own_net:net", str(place / "photos"), "--out", "ix", *own)
     assert code == 0, err
-    code, text, err = run(capsys, monkeypatch, "search", "ix", str(place / "photos/b/005.png"), "--device", "cpu")
+    image = str(place / "photos/b/005.png")
+    code, _, err = run(capsys, monkeypatch, "search", "ix", image, "--device", "cpu")
+    assert code == 2 and "--model own_net:net" in err  # a file's word is not enough to run code
+    code, text, err = run(capsys, monkeypatch, "search", "ix", image, "--model", "own_net:net", "--device", "cpu")
     assert code == 0 and text.splitlines()[1].split() == ["1", "0.0000", "b/005.png"], err
 
 
 def test_a_model_without_weights_has_no_digest_to_mistake() -> None:
     assert described(nn.Identity())["weights"] != described(nn.Flatten())["weights"]
+
+
+@pytest.mark.parametrize("images", [0, -3, 2**63, 10**30])
+def test_a_number_of_images_that_no_index_has_is_one_line(images: int, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(json.dumps({"schema": SCHEMA, "images": images}))
+    with pytest.raises(RunError, match="make the index again"):
+        len(Index(tmp_path))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from anchorhold.device import precise
 from anchorhold.errors import ModelError
 from anchorhold.model.embedder import Embedder
-from anchorhold.model.frozen import embed_all, frozen, precise
+from anchorhold.model.frozen import embed_all, frozen
 
 
 def _theirs() -> nn.Module:
@@ -100,7 +101,7 @@ def test_the_view_never_goes_stale(model: nn.Module) -> None:
 def test_a_view_that_has_ended_says_so(model: nn.Module) -> None:
     with frozen(model) as embed:
         pass
-    with pytest.raises(RuntimeError, match="has ended"):
+    with pytest.raises(RuntimeError, match="is closed"):
         embed(_images())
 
 

@@ -7,6 +7,7 @@ import pickle
 import sys
 import tarfile
 import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from anchorhold.errors import ModelError
-from anchorhold.model import weights
+from anchorhold.model import pickles, weights
 from anchorhold.model.backbones import backbone
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.weights import load_weights, read_tensors
@@ -201,7 +202,7 @@ def test_functions_that_are_let_through_cannot_be_changed(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match="no named tensors"):
         read_tensors(path)
     assert not hasattr(torch._utils._rebuild_parameter, "poisoned")
-    assert not hasattr(weights._parameter, "poisoned")
+    assert not hasattr(pickles._parameter, "poisoned")
     assert torch.load(path, weights_only=False).poisoned == 1  # the control
     del torch._utils._rebuild_parameter.poisoned
 
@@ -291,7 +292,7 @@ def test_a_run_folder_gives_its_backbone(tmp_path: Path, place: str, monkeypatch
     other = Embedder("small", 32, place, channels=1, seed=2)
     assert _equal(other.backbone.state_dict(), trained.backbone.state_dict())
     assert not torch.equal(other.head.weight[:8], trained.head.weight)
-    assert str(other.weights_report) == "pre/model.safetensors, 8 tensors of the backbone, 4 others left out"
+    assert str(other.weights_report) == "pre/model.safetensors, 8 tensors of the backbone loaded, 4 others ignored"
 
 
 def test_a_model_of_ours_keeps_its_mean_and_std(tmp_path: Path) -> None:
@@ -309,7 +310,7 @@ def test_a_model_of_ours_keeps_its_mean_and_std(tmp_path: Path) -> None:
 
 def test_a_model_of_ours_with_another_backbone_is_refused(tmp_path: Path) -> None:
     path = Embedder("mlp", 8, channels=1, size=8).save(tmp_path / "mine.safetensors")
-    with pytest.raises(ModelError, match=r"mine.safetensors holds a mlp, not a small: set model.backbone=mlp"):
+    with pytest.raises(ModelError, match=r"mine.safetensors holds a mlp, not a small; set model.backbone=mlp"):
         Embedder("small", 8, path, channels=1)
     with pytest.raises(ModelError, match=r"1.weight \(128, 64\) for \(128, 192\)"):  # for grey images
         Embedder("mlp", 8, path, channels=3, size=8)
@@ -319,12 +320,10 @@ def test_a_model_of_ours_with_another_backbone_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_folder_without_a_model_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(
-        ModelError, match=r"there is no model.safetensors in this folder; give a file or a finished run"
-    ):
+    with pytest.raises(ModelError, match=r"no model.safetensors in this folder; give a file or a finished run"):
         Embedder("small", 8, tmp_path, channels=1)
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(ModelError, match="finish it: anchorhold resume "):
+    with pytest.raises(ModelError, match="finish the run: anchorhold resume "):
         Embedder("small", 8, tmp_path, channels=1)
 
 
@@ -387,6 +386,11 @@ def test_programs_and_archives_are_refused(tmp_path: Path) -> None:
     torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)).save(script)
     with pytest.raises(ModelError, match="TorchScript"):
         read_tensors(script)
+    # Debug records are packed, so a script may unpack to more than it has: it is still a script, not a bomb.
+    with zipfile.ZipFile(script, "a", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("script/code/debug.pkl", bytes(100_000))
+    with pytest.raises(ModelError, match="TorchScript"):
+        read_tensors(script)
     text.write_text("<html>404</html>")
     with tarfile.open(tar, "w") as archive:
         archive.add(text, "pickle")
@@ -399,12 +403,29 @@ def test_programs_and_archives_are_refused(tmp_path: Path) -> None:
 def test_names_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file"):
         Embedder("small", 4, "nowhere.pth", channels=1)
-    with pytest.raises(ModelError, match="no ImageNet weights for 'small'"):
+    with pytest.raises(ModelError, match="no ImageNet weights exist for 'small'"):
         Embedder("small", 4, "imagenet", channels=1)
-    with pytest.raises(ModelError, match="could not get"):
+    with pytest.raises(ModelError, match="could not download"):
         Embedder("resnet18", 4, "timm:resnet18.no_such_tag")
 
 
+@pytest.mark.parametrize("tag", ["hf-hub:owner/name", "hf_hub:owner/name", "local-dir:/tmp", "resnet18/../x", ""])
+def test_weights_of_timm_are_named_as_timm_lists_them(monkeypatch: pytest.MonkeyPatch, tag: str) -> None:
+    import timm
+
+    whole = timm.create_model
+
+    def built(name: str, pretrained: bool = False, **rest: Any) -> nn.Module:
+        assert not pretrained, "asked the hub"
+        model: nn.Module = whole(name, **rest)
+        return model
+
+    monkeypatch.setattr("timm.create_model", built)
+    with pytest.raises(ModelError, match=r"give timm:NAME or timm:NAME\.TAG"):
+        Embedder("resnet18", 4, f"timm:{tag}")
+
+
+@pytest.mark.medium
 def test_imagenet_without_network_fails_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     constants = pytest.importorskip("huggingface_hub").constants
     monkeypatch.setattr("socket.create_connection", _unreachable)
@@ -419,6 +440,7 @@ def _unreachable(*args: Any, **kwargs: Any) -> None:
     raise OSError("no route")
 
 
+@pytest.mark.medium
 def test_imagenet_takes_torchvisions_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 

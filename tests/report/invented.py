@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from anchorhold.auditing.verdict import SCHEMA
-from anchorhold.layers import settings_from, to_dict
-from anchorhold.record import Run
-from anchorhold.scores import ERS_COLUMNS
+from anchorhold.columns import ERS_COLUMNS
+from anchorhold.config.build import to_dict
+from anchorhold.config.recipes import settings_from
+from anchorhold.runs.folder import Run
+from anchorhold.runs.schemas import AUDIT_SCHEMA
 
 CONFIG = {"backbone": "small", "dim": 16}
 
@@ -49,7 +50,7 @@ def an_audit(
         return {"value": value, "low": value - 1, "high": value + 1}
 
     found: dict[str, Any] = {
-        "schema": SCHEMA,
+        "schema": AUDIT_SCHEMA,
         "settings": {"eps": eps, "alpha": 3 / 255, "steps": 32, "method": "pgd"},
         "model": {"config": CONFIG},
         "data": {"query": {"name": "digits/test", "fingerprint": "mark"}, "attacked": [queries, queries]},

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from anchorhold.auditing import audit
-from anchorhold.data.datasets import Split
+from anchorhold.auditing.run import audit
+from anchorhold.data.splits import Split
 from anchorhold.model.embedder import Embedder
 from tests.report.invented import a_run, an_audit
 
@@ -44,7 +44,7 @@ def a_collapsing_run(path: Path) -> Path:
             "collapseness": -1 / epoch,
             "separability": 0.4 if epoch <= 7 else 0.01,
             "mean_distance": 1.0 / epoch,
-            "shift": 0.1 * epoch,
+            "shift_all": 0.1 * epoch,
             "active_first": 1.0,
             "active_last": 0.5,
         }

@@ -11,6 +11,8 @@ from anchorhold.report.training_page import write_training_page
 from tests.report.browser import CONTRAST, Browser, a_browser
 from tests.report.shown import FOLDER, HOSTILE, a_collapsing_run, a_hostile_audit, runs_to_compare
 
+pytestmark = pytest.mark.slow
+
 PAGES = ("audit", "training", "compare")
 
 

@@ -120,9 +120,7 @@ def test_a_torn_last_line_and_lines_of_another_kind_do_not_matter(tmp_path: Path
 def test_an_audit_on_its_way_is_said(tmp_path: Path) -> None:
     (a_run(tmp_path / "a") / "audit/shards").mkdir(parents=True)
     found = collect([tmp_path])
-    assert len(found.entries) == 1 and [line.split(",")[1] for line in found.problems] == [
-        " an audit that has not come to its end"
-    ]
+    assert len(found.entries) == 1 and [line.split(",")[1] for line in found.problems] == [" an unfinished audit"]
 
 
 def test_nothing_to_compare_is_said(tmp_path: Path) -> None:
@@ -182,19 +180,19 @@ def test_a_strong_audit_stands_beside_the_one_that_attacks_more(tmp_path: Path) 
 
 
 def test_rows_of_print_are_named_by_the_run_or_beside_it(tmp_path: Path) -> None:
-    a_run(tmp_path / "a", row="001/t6/cub/hm-lga-8")
+    a_run(tmp_path / "a", row="hm/t6/cub/hm-lga-8")
     a_run(tmp_path / "b", row="")
     a_run(tmp_path / "c")
-    lines = ['a = "001/t6/cub/act-r-8"', 'b = "001/t5/cub/hm-lga-ics-8"', 'elsewhere = "001/t6/cub/natural-r"']
+    lines = ['a = "hm/t6/cub/act-r-8"', 'b = "hm/t5/cub/hm-lga-ics-8"', 'elsewhere = "hm/t6/cub/natural-r"']
     (tmp_path / "rows.toml").write_text("\n".join(lines))
     found = collect([tmp_path])
-    assert [entry.row for entry in found.entries] == ["001/t6/cub/hm-lga-8", "001/t6/cub/hm-lga-ics-8", ""]
+    assert [entry.row for entry in found.entries] == ["hm/t6/cub/hm-lga-8", "hm/t6/cub/hm-lga-ics-8", ""]
     assert not found.problems
-    assert by_name(tmp_path / "b")["b"].row == "001/t6/cub/hm-lga-ics-8"  # the folder around it was not given
+    assert by_name(tmp_path / "b")["b"].row == "hm/t6/cub/hm-lga-ics-8"  # the folder around it was not given
 
 
 @pytest.mark.parametrize(
-    ("text", "words"), [("b = ", "cannot be read"), ('b = "001/t6/cub/hm-lga-9"', "did you mean"), ("b = 5", "no row")]
+    ("text", "words"), [("b = ", "cannot be read"), ('b = "hm/t6/cub/hm-lga-9"', "did you mean"), ("b = 5", "no row")]
 )
 def test_a_bad_list_of_rows_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     a_run(tmp_path / "b")

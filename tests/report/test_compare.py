@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from anchorhold.config.build import to_dict
+from anchorhold.config.recipes import settings_from
 from anchorhold.errors import RunError, SettingsError
-from anchorhold.layers import settings_from, to_dict
 from anchorhold.report.collect import Entry, collect
 from anchorhold.report.compare import matrix, runs_table
 from anchorhold.report.entangled import entanglement
@@ -136,7 +137,7 @@ def test_table_two_of_001(tmp_path: Path) -> None:
         ("softhard", "collapse", "collapse", Mean(38.0, 1, 1), Mean(29.6, 1, 1)),
     )
     assert any("not finished: 5" in note for note in table.notes)
-    assert any("lack source or destination: 4" in note for note in table.notes)
+    assert any("without source or destination: 4" in note for note in table.notes)
 
 
 def test_several_runs_in_a_cell_are_averaged_and_counted(tmp_path: Path) -> None:
@@ -158,9 +159,9 @@ def test_several_runs_in_a_cell_are_averaged_and_counted(tmp_path: Path) -> None
 
 def test_numbers_come_in_order_and_any_logged_value_may_be_asked_for(tmp_path: Path) -> None:
     for steps in (16, 2, 8):
-        rows = [{"epoch": 1, "r1": 1.0, "shift": steps / 100}]
+        rows = [{"epoch": 1, "r1": 1.0, "shift_all": steps / 100}]
         a_run(tmp_path / str(steps), rows, defence={"steps": steps})
-    table = matrix(collect([tmp_path]).entries, "steps", "train.seed", ["shift"])
+    table = matrix(collect([tmp_path]).entries, "steps", "train.seed", ["shift_all"])
     assert table.rows == tuple((str(steps), Mean(steps / 100, 1, 1)) for steps in (2, 8, 16))
 
 
@@ -169,7 +170,7 @@ def test_recipes_are_compared_like_settings_and_what_nobody_has_is_not_announced
         a_run(tmp_path / recipe, recipe=recipe)
     table = matrix(collect([tmp_path]).entries, "recipe", "train.seed")
     assert [row[0] for row in table.rows] == ["hm", "hm-lga"]
-    assert table.notes[0] == "recipe down, train.seed across; R@1"  # no ERS: nothing was audited
+    assert table.notes[0] == "rows: recipe, columns: train.seed; R@1"  # no ERS: nothing was audited
 
 
 def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_questions_without_an_answer_are_refused(tmp_path: Path) -> None:
 
 
 def test_entanglement(tmp_path: Path) -> None:
-    """002's table 5 has CUB at .287 between and .226 within classes: .79."""
+    """Tian et al. 2024's table 5 has CUB at .287 between and .226 within classes: .79."""
     a_run(tmp_path / "a", [{"epoch": 1, "inter_distance": 0.287, "intra_distance": 0.226, "mean_distance": 9.0}])
     apart = (0.287 - 0.226) / 0.287
     a_run(tmp_path / "b", [{"epoch": 1, "mean_distance": 0.287, "separability": apart}])
@@ -198,5 +199,5 @@ def test_entanglement(tmp_path: Path) -> None:
         assert line["entanglement"] == pytest.approx(0.226 / 0.287)
     assert c["intra"] is c["entanglement"] is d["inter"] is None
     assert "b, c, d" in table.notes[-1]
-    with pytest.raises(RunError, match="audits only"):
+    with pytest.raises(RunError, match="these are audits"):
         entanglement(collect([tmp_path / "e"]).entries)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from anchorhold.columns import ERS_COLUMNS
 from anchorhold.errors import RunError
 from anchorhold.report.collect import collect
 from anchorhold.report.compare import runs_table
 from anchorhold.report.protocols import columns_table, strong_table
 from anchorhold.report.tables import Estimate, Table, render
-from anchorhold.scores import ERS_COLUMNS
 from tests.report.invented import a_run, an_audit, flat_rows
 
 
@@ -28,7 +28,7 @@ def test_a_line_for_each_run_and_protocol(tmp_path: Path) -> None:
     assert [published[name].value for name in ERS_COLUMNS] == list(range(1, 11))
     assert [corrected[name].value for name in ERS_COLUMNS] == list(range(11, 21))
     assert published["ers"] == Estimate(30, 29, 31) and corrected["ers"] == Estimate(25, 24, 26)
-    assert published["ars"].value == 40 and corrected["ars"].value == 45  # print's constants, and measured
+    assert published["ars"].value == 40 and corrected["ars"].value == 45  # the published constants, and measured
     assert published["overstates"] == 5 and corrected["overstates"] is None and published["queries"] == 100
     text = render(table, "markdown", beside=tmp_path)
     assert "[a](a/audit.json)" in text and "strong" not in text

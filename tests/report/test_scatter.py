@@ -11,24 +11,26 @@ from anchorhold.errors import RunError, SettingsError
 from anchorhold.report import scatter
 from anchorhold.report.collect import Entry, collect
 from anchorhold.report.scatter import SCATTERS, plot_cost, plot_rows
-from anchorhold.rows import rows
+from anchorhold.reproduce.rows import rows
 from tests.report.invented import a_run, an_audit, flat_rows
+
+pytestmark = pytest.mark.medium
 
 pytest.importorskip("matplotlib", reason="plots are an extra")
 
-HM = "001/t6/cub/hm-lga-8"
+HM = "hm/t6/cub/hm-lga-8"
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     figures: list[Any] = []
-    make = scatter._figure
+    make = scatter.new_figure
 
     def spy(*size: float) -> Any:
         figures.append(make(*size))
         return figures[-1]
 
-    monkeypatch.setattr(scatter, "_figure", spy)
+    monkeypatch.setattr(scatter, "new_figure", spy)
     return figures
 
 
@@ -60,13 +62,13 @@ def test_rows_and_print(tmp_path: Path, drawn: list[Any]) -> None:
     assert out.read_bytes().startswith(b"\x89PNG") and out.stat().st_size < 150_000
     figure, (axis,) = drawn[0]
     assert marks(axis) == [(36, 33, True), (36, 28, False), (45, 40, True), (45, 35, False), (45, 28, True)]
-    printed = [row.printed for row in rows() if row.data == "cub" and {"R@1", "ERS"} <= {*row.printed}]
+    printed = [row.published for row in rows() if row.data == "cub" and {"R@1", "ERS"} <= {*row.published}]
     expected = sorted((each["R@1"], each["ERS"]) for each in printed if each["R@1"] >= 10)
     assert sorted((x, y) for x, y, _ in marks(axis, grey=True)) == expected and len(expected) > 100
     (dotted,) = [line for line in axis.get_lines() if line.get_linestyle() == ":"]
     assert list(zip(dotted.get_xdata(), dotted.get_ydata())) == [(36, 33), (38.0, 32.4)]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        *("published", "corrected", "strong", "in print", "in print, robust start")
+        *("published", "corrected", "strong", "in the papers", "in the papers, robust start")
     ]
     assert {text.get_text() for text in axis.texts} == {"a", "b"}
 
@@ -104,7 +106,7 @@ def test_what_a_start_has_cost_is_counted(tmp_path: Path, drawn: list[Any]) -> N
     _, (left, right) = drawn[0]
     assert sorted((x, y) for x, y, full in marks(right) if full) == [(1, 30), (1, 30), (1, 30), (2, 31), (3, 32)]
     assert sum(full for *_, full in marks(left)) == 8
-    assert right.get_xlabel().endswith("\nnot known of lost, of-twins, round")
+    assert right.get_xlabel().endswith("\nunknown for lost, of-twins, round")
 
 
 def test_a_start_is_known_by_what_it_exported(tmp_path: Path, drawn: list[Any]) -> None:
@@ -119,7 +121,7 @@ def test_a_start_is_known_by_what_it_exported(tmp_path: Path, drawn: list[Any]) 
     (tmp_path / "end" / "run.json").write_text(json.dumps(info))
     plot_cost(entries(tmp_path), tmp_path / "c.png")
     (right,) = drawn[0][1][1:]
-    assert sorted(x for x, _, full in marks(right) if full) == [2, 3, 5] and "not known" not in right.get_xlabel()
+    assert sorted(x for x, _, full in marks(right) if full) == [2, 3, 5] and "unknown" not in right.get_xlabel()
 
 
 def test_runs_of_one_cost_stand_side_by_side(tmp_path: Path, drawn: list[Any]) -> None:

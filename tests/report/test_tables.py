@@ -144,7 +144,7 @@ def test_a_narrow_terminal_loses_spare_columns_and_is_told() -> None:
     table = Table(columns, (("a-run-of-mine", Estimate(28.6, 27.6, 29.0), 123.0),))
     assert "seconds" in render(table, "text", 60) and "too wide" not in render(table, "text", 60)
     narrow = render(table, "text", 36)
-    assert "[27.6, 29.0]" in narrow and "123" not in narrow and narrow.endswith("too wide for this terminal: seconds")
+    assert "[27.6, 29.0]" in narrow and "123" not in narrow and narrow.endswith("the terminal is too narrow: seconds")
     narrower = render(table, "text", 24)
     assert "28.6" in narrower and "27.6" not in narrower and narrower.endswith("seconds, intervals")
 

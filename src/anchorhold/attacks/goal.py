@@ -1,12 +1,12 @@
-"""What an attack is: whom it aims at, what it climbs, and what it leaves behind.
+"""What an attack is: its targets, its objective, and its measures.
 
-A `Goal` says nothing about how a perturbation is found: `run.attack` gives its objective to the ascent. It sees
-a `Scene`, the clean embeddings on both sides of a retrieval, and samples by their number in one of the sides.
+A `Goal` says nothing about how a perturbation is found: `run.attack` gives its objective to the ascent. A goal gets
+a `Scene`, the clean embeddings on both sides of a retrieval. It names samples by their position on one side.
 
-There are two protocols. `published` reproduces the numbers in print with the known defects of the evaluator
-that made them; `corrected` does what the papers describe. A goal carries the name of its
-protocol as a label; what the protocol means is spelt out in the goal's own fields, which `menu.ATTACKS` sets.
-Goals with equal `run` make the same perturbations: run one of them, measure both.
+There are two protocols. `published` reproduces the papers' numbers, with the known defects of the evaluator that made
+them. `corrected` does what the papers describe. A goal carries the name of its protocol as a label. Its own fields say
+what the protocol means, and `menu.ATTACKS` sets them. Goals with equal `run` make the same perturbations: run one of
+them, measure both.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..geometry import retrieve
-from ..perturb.ascend import Budget, Objective
+from ..perturb.problem import Objective
+from ..perturb.settings import Budget
 from ..random import Key
 
 __all__ = ["Goal", "ProtocolName", "Scene", "Side"]
@@ -29,7 +30,7 @@ Side = Literal["query", "gallery"]
 
 @dataclass(frozen=True)
 class Scene:
-    """The clean embeddings that attacks look at: unit vectors in fp32 or float64, all on one device.
+    """The clean embeddings that attacks use: unit vectors in fp32 or float64, all on one device.
 
     `own` (Q,) is the gallery id of each query's own image, or -1 where the gallery does not hold it. Goals on
     the query side perturb queries; those on the gallery side perturb gallery items (candidates).
@@ -78,12 +79,12 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal(ABC):
-    """What an attacker wants of each sample by itself. `ids` are the samples' numbers on the goal's side."""
+    """What an attacker wants of each sample. `ids` are the samples' positions on the goal's side."""
 
     protocol: ProtocolName = "corrected"
 
-    side: ClassVar[Side] = "query"  # whom it perturbs
-    kept: ClassVar[str | None] = None  # the measure that is 1 where the sample withstood; none for pure rank goals
+    side: ClassVar[Side] = "query"  # the side that is perturbed
+    kept: ClassVar[str | None] = None  # the measure that is 1 where the attack failed; None for pure rank goals
 
     @property
     @abstractmethod
@@ -105,36 +106,36 @@ class Goal(ABC):
         return budget
 
     def targets(self, scene: Scene, ids: Tensor, key: Key) -> Tensor | None:
-        """Whom each sample aims at, (N,) or (N, T), a function of key and id; -1: nobody, it is left alone."""
+        """The target of each sample, (N,) or (N, T), a function of key and id; -1: none, the sample stays clean."""
         return None
 
     @abstractmethod
     def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
-        """What is climbed; its positions index `ids`. Constants are made here, once."""
+        """The objective to climb; its positions index `ids`. Constants are computed here, once."""
 
     @abstractmethod
     def measure(
         self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """One float64 number a sample for each measure, from the embeddings (N, D) after the attack.
+        """One float64 number per sample and measure, from the embeddings (N, D) after the attack.
 
-        `early` (N, D) are the embeddings from before the last step, for goals that look back.
+        `early` (N, D) are the embeddings from before the last step, for goals with `looks_back`.
         """
 
     def success(self, measures: dict[str, Tensor]) -> Tensor | None:
-        """Which samples (N,) the attack has beaten, where the goal is one that can be reached."""
+        """Which samples (N,) the attack beat; None where the goal cannot be reached or missed."""
         return None if self.kept is None else measures[self.kept] < 0.5
 
 
 def aimed(targets: Tensor | None) -> Tensor:
-    """The targets of a goal that cannot do without."""
+    """The targets of a goal that needs them."""
     if targets is None:
         raise DataError("this goal aims at targets; draw them with goal.targets(scene, ids, key)")
     return targets
 
 
 def own_ids(scene: Scene, ids: Tensor, by_position: bool) -> Tensor:
-    """The gallery id of each query's own image: by identity, or as published the nearest to its clean embedding."""
+    """The gallery id of each query's own image: by identity, or, as published, the nearest to its clean embedding."""
     own = scene.own[ids]
     if not by_position or not len(ids):
         return own
@@ -142,8 +143,8 @@ def own_ids(scene: Scene, ids: Tensor, by_position: bool) -> Tensor:
 
 
 def neighbours(query: Tensor, gallery: Tensor, wanted: int, own: Tensor) -> Tensor:
-    """The `wanted` nearest (N, k) other than `own`, fewer where the gallery has not as many."""
+    """The `wanted` nearest (N, k) other than `own`, or fewer where the gallery is smaller."""
     others = len(gallery) - int(bool((own >= 0).any()))
     if not others:
-        raise DataError("there is nothing to retrieve but the image itself; give a gallery of at least 2 images")
+        raise DataError("the gallery holds only the image itself; give a gallery of at least 2 images")
     return retrieve(query, gallery, min(wanted, others), exclude=own).ids

@@ -1,41 +1,39 @@
-"""003's attacks on the label that a nearest neighbour predicts: away from it (equation 5), or to a chosen one (6).
+"""ADML's attacks on the label that a nearest neighbour predicts: away from it (equation 5), or to a chosen one (6).
 
-Both are problems of the smallest norm. At a given ε, `attack` says whether it suffices; `smallest_norms` searches for
-the smallest ε of each sample.
+Both are problems of the smallest norm. `attack` tells whether a given ε suffices. `smallest_norms` searches for the
+smallest ε of each sample.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from ..errors import check
 from ..geometry import distance_matrix, retrieve
-from ..model.frozen import Embed
-from ..perturb.ascend import Budget, Objective
-from ..perturb.ball import Ball
-from ..perturb.minnorm import smallest_eps
+from ..perturb.cw import smallest_eps
+from ..perturb.problem import Objective
+from ..perturb.settings import Budget
 from ..random import Key
-from ..settings import check
 from .goal import Goal, Scene, aimed
-from .run import attack
+from .recall import WIN_MARGIN
+from .run import Attack
 
-__all__ = ["LabelAttack", "predicted", "smallest_norms"]
-
-SLACK = 1e-4  # a win must survive fp32 noise between the ascent and the measurement
+__all__ = ["SMALLEST", "LabelAttack", "predicted", "smallest_norms"]
 
 
 def predicted(scene: Scene, ids: Tensor, embeddings: Tensor) -> Tensor:
-    """lb(A, z) (N,): the label of the nearest item, a query's own image apart (003, section 3.2)."""
+    """lb(A, z) (N,): the label of the nearest item, a query's own image apart (ADML, section 3.2)."""
     return scene.gallery_labels[retrieve(embeddings, scene.gallery, 1, exclude=scene.own[ids]).ids[:, 0]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelAttack(Goal):
-    """untargeted: lb(A, z + δ) ≠ lb(A, z) (003, eq. 5); targeted: lb(A, z + δ) = t ≠ lb(A, z), t uniform (eq. 6).
+    """untargeted: lb(A, z + δ) ≠ lb(A, z) (ADML, eq. 5); targeted: lb(A, z + δ) = t ≠ lb(A, z), t uniform (eq. 6).
 
-    Climbed is min d(label) − min d(other labels) for the predicted label, the reverse for the target. Measured is
-    whether the sample withstood: still has its label, or has not the target's. `targets` are labels. No evaluator of
-    it was published, so both protocols agree.
+    The objective is min d(label) − min d(other labels) for the predicted label, and its negative for the target. The
+    measure is 1 where the attack failed: the label is kept, or the target's is not reached. `targets` are labels. No
+    evaluator of it was published, so both protocols agree.
     """
 
     targeted: bool
@@ -50,7 +48,7 @@ class LabelAttack(Goal):
             return now
         labels = scene.gallery_labels.unique()
         check(len(labels) > 1, "a targeted attack needs a gallery of at least 2 classes")
-        # One less to choose from: whatever lies from the predicted label upwards moves up by one.
+        # The predicted label is excluded: draws at or above it shift up by one.
         drawn = key(self.name).integers(ids, len(labels) - 1)
         chosen: Tensor = labels[drawn + (drawn >= torch.searchsorted(labels, now))]
         return chosen
@@ -64,9 +62,9 @@ class LabelAttack(Goal):
             has, itself = labels[positions, None] == scene.gallery_labels, own[positions, None] == items
             inside = distances.masked_fill(~has | itself, torch.inf).amin(1)
             outside = distances.masked_fill(has | itself, torch.inf).amin(1)
-            return (outside - inside if self.targeted else inside - outside).clamp(max=SLACK)
+            return (outside - inside if self.targeted else inside - outside).clamp(max=WIN_MARGIN)
 
-        return Objective(value, top=SLACK)
+        return Objective(value, top=WIN_MARGIN)
 
     def measure(
         self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
@@ -78,31 +76,24 @@ class LabelAttack(Goal):
         return measures[self.name] < 0.5
 
 
+SMALLEST = Budget(50, start="random", restarts=3, keep="best", rule="apgd")  # the budget for `smallest_norms`
+
+
 def smallest_norms(
-    embed: Embed,
-    images: Tensor,
-    scene: Scene,
-    goal: Goal,
-    ids: Tensor,
-    key: Key,
-    *,
-    norm: str = "linf",
-    highest: float = 64 / 255,
-    searches: int = 8,
-    budget: Budget | None = None,
+    attack: Attack, images: Tensor, ids: Tensor, *, highest: float = 64 / 255, searches: int = 8
 ) -> Tensor:
-    """(N,) min μ(δ) that reaches the goal (003, equations 5 and 6): the smallest ε at which it is reached."""
-    way = budget or Budget(50, start="random", restarts=3, keep="best", rule="apgd")
-    aims = goal.targets(scene, ids, key)
+    """(N,) min μ(δ) that reaches the goal (ADML, eqs. 5 and 6): the smallest ε that suffices.
+
+    `attack` gives everything but ε: its ball gives the norm, and `SMALLEST` is a suitable budget.
+    """
+    goal, ids = attack.goal, ids.to(attack.scene.queries.device)
+    aims = goal.targets(attack.scene, ids, attack.key)
 
     def succeeds(eps: float, which: Tensor) -> Tensor:
         at = which.to(ids.device)
-        ball = Ball(eps, norm)  # type: ignore[arg-type]  # it checks the name
-        done = attack(
-            embed, images[at], scene, goal, ids[at], ball, way, key, targets=None if aims is None else aims[at]
-        )
-        won = done.success
-        check(won is not None, f"{goal.name} has no goal that is reached or not, so no smallest norm")
+        one = replace(attack, ball=replace(attack.ball, eps=eps))
+        won = one.on(images[at], ids[at], None if aims is None else aims[at], None).success
+        check(won is not None, f"{goal.name} has no success criterion, so no smallest norm")
         assert won is not None
         return won
 

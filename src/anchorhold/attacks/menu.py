@@ -1,16 +1,16 @@
 """The attacks by name, and what a protocol means for each.
 
-`ATTACKS[name](protocol, **settings)` makes a goal. Both protocols make the same perturbations for CA, QA, GTT,
-TMA, `nearest`, `margin` and 003's label attacks and differ in what they count (from TMA on, in nothing). ES, LTM and
-GTM have runs of their own; ES shares the published one when made with `opening="sum"`. `Goal.run` says so to programs.
-Whom an attack aims at is never the sample found by position, in either protocol: with exact duplicates print is
-undefined there (an unstable sort), and only so can runs be shared. Published R@1 and retain@4 do look by position.
+`ATTACKS[name](protocol, **settings)` makes a goal. For CA, QA and GTT both protocols make the same perturbations and
+differ in what they count. For TMA, `nearest`, `margin` and ADML's label attacks they are identical. ES, LTM and GTM
+have one run per protocol; ES shares the published one when made with `opening="sum"`. `Goal.run` tells programs.
+Targets are never found by position, in either protocol. With exact duplicates the published evaluator is undefined
+there (an unstable sort), and runs could not be shared. Published R@1 and retain@4 do identify images by position.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from ..settings import check, nearest
+from ..errors import check, nearest
 from .goal import Goal, ProtocolName
 from .label import LabelAttack
 from .mismatch import MismatchAttack
@@ -23,45 +23,45 @@ from .recall import (
     MarginAttack,
     NearestAttack,
 )
+from .settings import DEFECTS, OPENING
 
 __all__ = ["ATTACKS", "goal_named"]
 
 
-def _maker(kind: Callable[..., Goal], *defects: str, **settings: Any) -> Callable[..., Goal]:
-    """A factory whose goals have these defects in the published protocol only."""
+def _maker(name: str, kind: Callable[..., Goal], **settings: Any) -> Callable[..., Goal]:
+    """A factory of goals; in the published protocol they have the defects of `DEFECTS`."""
 
     def make(protocol: ProtocolName, **changes: Any) -> Goal:
         check(protocol in ("published", "corrected"), f"protocol {protocol!r}; there are: published, corrected")
-        wrong = dict.fromkeys(defects, True) if protocol == "published" else {}
+        wrong = dict.fromkeys(DEFECTS.get(name, ()), True) if protocol == "published" else {}
         return kind(protocol=protocol, **(wrong | settings | changes))
 
     return make
 
 
 def _shift(protocol: ProtocolName, **changes: Any) -> Goal:
-    make = _maker(EmbeddingShift, "one_step_early", "by_position")
-    return make(protocol, **({"opening": "sum" if protocol == "published" else "tiny"} | changes))
+    return _maker("ES", EmbeddingShift)(protocol, **({"opening": OPENING.get(protocol)} | changes))
 
 
 ATTACKS: dict[str, Callable[..., Goal]] = {
-    "CA+": _maker(CandidateAttack, "counts_self", raised=True),
-    "CA-": _maker(CandidateAttack, "counts_self", raised=False),
-    "QA+": _maker(QueryAttack, "counts_self", raised=True),
-    "QA-": _maker(QueryAttack, "counts_self", raised=False),
-    "TMA": _maker(MismatchAttack),
+    "CA+": _maker("CA+", CandidateAttack, raised=True),
+    "CA-": _maker("CA-", CandidateAttack, raised=False),
+    "QA+": _maker("QA+", QueryAttack, raised=True),
+    "QA-": _maker("QA-", QueryAttack, raised=False),
+    "TMA": _maker("TMA", MismatchAttack),
     "ES": _shift,
-    "LTM": _maker(LearningToMisrank, "keeps_self", "by_position"),
-    "GTM": _maker(GreedyMisranking, "as_coded", "by_position"),
-    "GTT": _maker(GreedyTranslocation, "by_position"),
-    "nearest": _maker(NearestAttack),
-    "margin": _maker(MarginAttack),
-    "untargeted": _maker(LabelAttack, targeted=False),
-    "targeted": _maker(LabelAttack, targeted=True),
+    "LTM": _maker("LTM", LearningToMisrank),
+    "GTM": _maker("GTM", GreedyMisranking),
+    "GTT": _maker("GTT", GreedyTranslocation),
+    "nearest": _maker("nearest", NearestAttack),
+    "margin": _maker("margin", MarginAttack),
+    "untargeted": _maker("untargeted", LabelAttack, targeted=False),
+    "targeted": _maker("targeted", LabelAttack, targeted=True),
 }
 
 
 def goal_named(name: str, protocol: ProtocolName, **settings: Any) -> Goal:
-    """The goal of that name; a name that does not exist is an error that says which ones do.
+    """The goal of that name; for an unknown name the error lists the known ones.
 
     >>> goal_named("CA+", "published").run == goal_named("CA+", "corrected").run
     True

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..geometry import cosine
-from ..perturb.ascend import Objective
+from ..perturb.problem import Objective
 from ..random import Key
 from .goal import Goal, Scene, aimed
 
@@ -18,7 +18,8 @@ __all__ = ["MismatchAttack"]
 class MismatchAttack(Goal):
     """TMA: climb cos(q', t) to a gallery item t drawn uniformly.
 
-    In print t may be q's own image, once in G draws. Here it never is, in either protocol, so that one run serves both.
+    In the published evaluator t may be q's own image, once in G draws. Here it never is, in either protocol, so that
+    one run serves both.
     """
 
     @property
@@ -30,7 +31,7 @@ class MismatchAttack(Goal):
         share = key(self.name).uniform(ids)
         if total == 1 and bool((own >= 0).any()):
             raise DataError("TMA needs another image to aim at; give a gallery of at least 2 images")
-        # One less to choose from, and the numbers from its own upwards move up by one.
+        # The query's own image is excluded: draws at or above its id shift up by one.
         drawn = (share * torch.where(own >= 0, total - 1, total)).long()
         return drawn + ((own >= 0) & (drawn >= own))
 

@@ -1,5 +1,5 @@
 """Attacks on ranks: candidates raised or lowered in the lists of chosen queries (CA), and queries perturbed so
-that chosen candidates rise or sink in their lists (QA). Zhou et al., ECCV 2020; 000 equation 3.
+that chosen candidates rise or sink in their lists (QA). Zhou et al., ECCV 2020; the robust-init study, eq. 3.
 """
 
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..errors import check
 from ..geometry import distance_matrix, distance_rows, ranks
-from ..perturb.ascend import Objective
+from ..perturb.problem import Objective
 from ..random import Key
-from ..settings import check
 from .goal import Goal, Scene, Side, aimed, neighbours
 
 __all__ = ["CandidateAttack", "QueryAttack", "hinge", "sinking", "top_size"]
@@ -33,7 +33,7 @@ def hinge(to_target: Tensor, to_gallery: Tensor, raised: bool, margin: float = 0
 
 
 def top_size(gallery: int) -> int:
-    """How many neighbours the top 1 % is; at least 2, which is more than 1 % where the gallery is below 200."""
+    """The number of neighbours in the top 1 %, at least 2 (more than 1 % where the gallery is below 200)."""
     return max(2, int(0.01 * gallery))
 
 
@@ -43,9 +43,9 @@ class CandidateAttack(Goal):
 
     CA+ minimises mean over q, x of max(0, d(q, c') − d(q, x) + β), CA- of max(0, d(q, x) − d(q, c') + β); x runs
     through the whole clean gallery. Queries are drawn uniformly for CA+, with replacement from c's own nearest
-    1 % for CA-. Measured is the rank of c' as a fraction of the list: how many items are strictly nearer to q.
-    Published, they include q's own image and the clean c; corrected, c' stands in the place of c, and q's own
-    image is not in q's list.
+    1 % for CA-. The measure is the rank of c' as a fraction of the list: how many items are strictly nearer
+    to q. Published, they include q's own image and the clean c. Corrected, c' replaces c, and q's own image is not in
+    q's list.
     """
 
     side: ClassVar[Side] = "gallery"
@@ -80,7 +80,7 @@ class CandidateAttack(Goal):
         def value(e: Tensor, positions: Tensor) -> Tensor:
             return -hinge(_pairs(e[:, 0], query[positions]), lists[positions], self.raised, self.margin)
 
-        # CA+ is met by nobody: the query's own image lies at distance 0.
+        # CA+ cannot be met: the query's own image lies at distance 0.
         return Objective(value, top=None if self.raised else 0.0)
 
     @torch.no_grad()
@@ -91,15 +91,20 @@ class CandidateAttack(Goal):
         flat = asked.flatten()
         candidate, query = ids.repeat_interleave(self.w), scene.queries[flat]
         changed = embeddings.repeat_interleave(self.w, 0)
+        moved = (changed != scene.gallery[candidate]).any(1, keepdim=True)
         own = torch.full_like(flat, -1) if self.counts_self else scene.own[flat]
         rank = torch.empty(len(flat), dtype=torch.float64, device=query.device)
-        for rows, distances in distance_rows(query, scene.gallery, exclude=own):
-            reach = _pairs(changed[rows], query[rows].unsqueeze(1))
+        for rows, distances in distance_rows(query, scene.gallery):
+            # A candidate that did not move ties with itself. Computed separately, rounding would decide that tie.
+            still = distances.gather(1, candidate[rows, None])
+            reach = torch.where(moved[rows], _pairs(changed[rows], query[rows].unsqueeze(1)), still)
             nearer = distances < reach
             if not self.counts_self:
                 nearer.scatter_(1, candidate[rows, None], False)
+                known = (own[rows] >= 0).nonzero().squeeze(1)
+                nearer[known, own[rows][known]] = False
             rank[rows] = nearer.sum(1).double()
-        # Corrected: everything but the clean c and q's own image, and then c' itself.
+        # Corrected: all items without the clean c and q's own image, plus c' itself.
         total = len(scene.gallery) - (0 if self.counts_self else ((own >= 0) & (own != candidate)).double())
         return {self.name: (rank / total).reshape(asked.shape).mean(1)}
 
@@ -110,7 +115,7 @@ class QueryAttack(Goal):
 
     QA+ minimises mean over c, x of max(0, d(q', c) − d(q', x)), QA- of max(0, d(q', x) − d(q', c)); x runs through
     the whole gallery. Candidates are drawn uniformly for QA+, without replacement from q's own nearest 1 % for
-    QA-. Measured is the 0-based rank of c as a fraction of the list; published, q's own image is in that list.
+    QA-. The measure is the 0-based rank of c as a fraction of the list; published, q's own image is in that list.
     """
 
     raised: bool
@@ -145,13 +150,13 @@ class QueryAttack(Goal):
     ) -> dict[str, Tensor]:
         chosen, own = aimed(targets), None if self.counts_self else scene.own[ids]
         rank = ranks(embeddings, scene.gallery, chosen, exclude=own).double()
-        # A candidate that is q's own image is put back into the list that leaves q's own image out.
+        # A candidate that is q's own image stays in the list, although q's own image is left out otherwise.
         absent = 0 if own is None else ((own >= 0).unsqueeze(1) & (own.unsqueeze(1) != chosen)).double()
         return {self.name: (rank / (len(scene.gallery) - absent)).mean(1)}
 
 
 def sinking(gallery: Tensor, targets: Tensor, raised: bool = False) -> Objective:
-    """Climb until the gallery items `targets` (N, M) are the last ones of the perturbed sample's list, or the first."""
+    """Climb until the gallery items `targets` (N, M) are last in the perturbed sample's list, or first."""
 
     def value(e: Tensor, positions: Tensor) -> Tensor:
         distances = distance_matrix(e[:, 0], gallery)
@@ -161,7 +166,7 @@ def sinking(gallery: Tensor, targets: Tensor, raised: bool = False) -> Objective
 
 
 def _pairs(x: Tensor, y: Tensor) -> Tensor:
-    """d(x_i, y_ij), (N, D) and (N, T, D) to (N, T): computed like the distances they are compared with."""
+    """d(x_i, y_ij), (N, D) and (N, T, D) to (N, T), computed like the distances they are compared with."""
     count, each = y.shape[:2]
     matrix = distance_matrix(x, y.flatten(0, 1))
     columns = torch.arange(count * each, device=x.device).reshape(count, each)

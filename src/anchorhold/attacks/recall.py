@@ -1,6 +1,5 @@
-"""Attacks that want a wrong nearest neighbour, or the right one gone."""
+"""Attacks that make the nearest neighbour wrong, or remove the right one from the top of the list."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -12,8 +11,9 @@ from ..errors import DataError
 from ..geometry import distance_matrix, distance_rows, euclidean, ranks, retrieve
 from ..metrics import score_queries
 from ..model.frozen import embed_all
-from ..perturb.ascend import Budget, Objective, ascend
-from ..perturb.ball import Ball
+from ..perturb.ascend import ascend
+from ..perturb.problem import Objective, Problem
+from ..perturb.settings import Budget
 from ..random import Key
 from .goal import Goal, Scene, aimed, neighbours, own_ids
 from .ranking import sinking
@@ -30,8 +30,8 @@ __all__ = [
     "margin",
 ]
 
-SLACK = 1e-4  # a win must survive fp32 noise between the ascent and the measurement
-RETAIN = 4  # GTT's candidate is kept while it is among this many
+WIN_MARGIN = 1e-4  # a success must survive fp32 noise between the ascent and the measurement
+RETAIN = 4  # GTT's candidate counts as kept while it is among the first 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +61,18 @@ class RecallGoal(Goal):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingShift(RecallGoal):
-    """ES: climb d(q', q) to the clean embedding; measured are that distance (ES:D) and R@1 (ES:R).
+    """ES: climb d(q', q) to the clean embedding. Measures: that distance (ES:D) and R@1 (ES:R).
 
-    The distance is stationary where it starts. `opening` says how it gets away: "sum", the published accident,
-    climbs the sum of the coordinates in the first step; "tiny" starts at a random point so near
-    that it only names a direction. Published, ES:D is that of the embedding before the last step (4.4 c).
+    The distance is stationary at the clean image. `opening` says how the attack starts. "sum", a published accident,
+    climbs the sum of the coordinates in the first step. "tiny" starts at a random point so near that it only sets a
+    direction. Published, ES:D is measured before the last step (4.4 c). A method that keeps its best iterate has no
+    such step: `distance` off leaves ES:D out.
     """
 
     kept: ClassVar[str | None] = "ES:R"
     opening: Literal["sum", "tiny"] = "tiny"
     one_step_early: bool = False
+    distance: bool = True
 
     @property
     def name(self) -> str:
@@ -82,7 +84,7 @@ class EmbeddingShift(RecallGoal):
 
     @property
     def looks_back(self) -> bool:
-        return self.one_step_early
+        return self.one_step_early and self.distance
 
     def prepare(self, budget: Budget) -> Budget:
         tiny = self.opening == "tiny" and budget.start == "zero"
@@ -99,10 +101,10 @@ class EmbeddingShift(RecallGoal):
         self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
     ) -> dict[str, Tensor]:
         if self.looks_back and early is None:
-            raise DataError("published ES:D is measured before the last step; give the embeddings of that moment")
+            raise DataError("published ES:D is measured before the last step; give the embeddings before that step")
         moved = early if self.looks_back and early is not None else embeddings
-        shift = euclidean(moved, scene.queries[ids]).double()
-        return {"ES:D": shift, "ES:R": self.right(scene, ids, embeddings)}
+        shift = {"ES:D": euclidean(moved, scene.queries[ids]).double()} if self.distance else {}
+        return {**shift, "ES:R": self.right(scene, ids, embeddings)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +142,7 @@ class LearningToMisrank(RecallGoal):
 class GreedyMisranking(RecallGoal):
     """GTM: minimise d(q', t) to the item t of another class that is nearest to q.
 
-    Published, t is somebody else: see `subset_index`.
+    Published, t is another item: see `subset_index`.
     """
 
     kept: ClassVar[str | None] = "GTM"
@@ -176,10 +178,10 @@ def nearest_other(scene: Scene, ids: Tensor) -> Tensor:
 
 
 def subset_index(scene: Scene, ids: Tensor, labels: Tensor, matching: bool) -> Tensor:
-    """(N,) the published slip: among the items that have the label (N,), or have not, the number of the nearest.
+    """(N,) the published bug: among the items with the label (N,), or without it, the index of the nearest.
 
-    It is a number *within that subset*; used as a gallery id, it names somebody else unless everybody before is
-    in the subset too. The label is that of q's nearest neighbour, not q's own. -1 where the subset is empty.
+    It is an index *within that subset*. Used as a gallery id it names another item, unless all items before it are in
+    the subset too. The label is that of q's nearest neighbour, not q's own. -1 where the subset is empty.
     """
     found = torch.full_like(ids, -1)
     for rows, distances in distance_rows(scene.queries[ids], scene.gallery, exclude=scene.own[ids]):
@@ -194,7 +196,7 @@ def subset_index(scene: Scene, ids: Tensor, labels: Tensor, matching: bool) -> T
 class GreedyTranslocation(RecallGoal):
     """GTT: sink q's nearest neighbour c, minimising mean over x of max(0, d(q', x) − d(q', c)).
 
-    Measured is whether c is still among the nearest 4 ("GTT"), or still the nearest ("GTT@1").
+    The measures: is c still among the nearest 4 ("GTT"), and still the nearest ("GTT@1")?
     """
 
     kept: ClassVar[str | None] = "GTT"
@@ -219,10 +221,10 @@ class GreedyTranslocation(RecallGoal):
 
 @dataclass(frozen=True, kw_only=True)
 class NearestAttack(RecallGoal):
-    """003's algorithm 1: push q from its nearest neighbour if that has q's label; else leave q alone.
+    """ADML's algorithm 1: push q away from its nearest neighbour if that has q's label; else q stays clean.
 
-    Measured are R@1 and mAP@R of the attacked query against the clean rest. No evaluator of it was published, so
-    both protocols agree.
+    The measures are R@1 and mAP@R of the attacked query against the clean gallery. No evaluator of it was published,
+    so both protocols agree.
     """
 
     kept: ClassVar[str | None] = "nearest"
@@ -254,13 +256,14 @@ class NearestAttack(RecallGoal):
             gallery=scene.gallery,
             gallery_labels=scene.gallery_labels,
             self_ids=scene.own[ids],
+            metrics=("R@1", "mAP@R"),
         )
         return {"nearest": scores["r1"], "nearest:mAP@R": scores["map_r"]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MarginAttack(RecallGoal):
-    """Ours: the shortest way to a wrong nearest neighbour, `margin`; the same in both protocols."""
+    """Ours: the most direct attack on the nearest neighbour (see `margin`); the same in both protocols."""
 
     kept: ClassVar[str | None] = "margin"
 
@@ -291,9 +294,9 @@ def margin(gallery: Gallery, labels: Tensor, own: Tensor) -> Objective:
         match, itself = _matches(gallery.labels, labels[positions], own[positions])
         nearest_match = distances.masked_fill(~match | itself, torch.inf).amin(1)
         nearest_other = distances.masked_fill(match | itself, torch.inf).amin(1)
-        return (nearest_match - nearest_other).clamp(max=SLACK)
+        return (nearest_match - nearest_other).clamp(max=WIN_MARGIN)
 
-    return Objective(value, top=SLACK)
+    return Objective(value, top=WIN_MARGIN)
 
 
 def _matches(gallery_labels: Tensor, labels: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,24 +306,14 @@ def _matches(gallery_labels: Tensor, labels: Tensor, own: Tensor) -> tuple[Tenso
 
 
 def attack_recall(
-    embed: Callable[[Tensor], Tensor],
-    images: Tensor,
-    labels: Tensor,
-    own: Tensor,
-    gallery: Gallery,
-    ball: Ball,
-    budget: Budget,
-    key: Key,
-    batch: int = 256,
-    ids: Tensor | None = None,
+    problem: Problem, images: Tensor, labels: Tensor, own: Tensor, gallery: Gallery, ids: Tensor, batch: int = 256
 ) -> Tensor:
     """Which queries (Q,) still have a right nearest neighbour after the attack, measured in full precision.
 
-    `own` is where each query lies in the gallery, or -1; `ids` says who they are to the draws, by default `own`.
+    `problem` climbs `margin(gallery, labels, own)`; `own` is each query's id in the gallery, or -1. Random
+    starts are drawn by `ids`.
     """
-    goal = margin(gallery, labels, own)
-    ids = own if ids is None else ids
-    ascent = ascend(embed, images[:, None], goal, ball, budget, key=key, ids=ids, batch=batch)
-    attacked = embed_all(embed, ascent.images[:, 0].split(batch))
+    ascent = ascend(problem, images[:, None], ids=ids, batch=batch)
+    attacked = embed_all(problem.embed, ascent.images[:, 0].split(batch))
     found = retrieve(attacked, gallery.embeddings, 1, query_labels=labels, gallery_labels=gallery.labels, exclude=own)
     return found.relevant[:, 0]

@@ -1,4 +1,4 @@
-"""Run one goal on some samples: aim, climb, measure."""
+"""Run one goal on some samples: draw targets, climb, measure."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,42 +7,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, check, nearest
 from ..model.frozen import Embed, embed_all
-from ..perturb.ascend import Budget, Objective, Start, ascend
+from ..perturb.ascend import ascend
 from ..perturb.ball import Ball
-from ..perturb.methods import Find
+from ..perturb.methods import Method
+from ..perturb.problem import Objective, Problem
+from ..perturb.settings import BUDGETS, Budget
 from ..random import Key
-from ..settings import check, nearest
 from .goal import Goal, Scene
 
-__all__ = ["BALL", "BUDGETS", "PGD", "Attacked", "Climbed", "NamedBudget", "attack", "budget_named", "fgsm"]
+__all__ = ["BALL", "PGD", "Attacked", "Climbed", "attack", "budget_named", "fgsm"]
 
 
 Climbed = Callable[[Goal, Scene, Tensor, Tensor | None], Objective]
-"""What is climbed for a goal: scene, ids and targets to an objective."""
-
-
-@dataclass(frozen=True)
-class NamedBudget:
-    """What an attacker may spend, as a paper has it."""
-
-    eps: float
-    steps: int
-    alpha: float | None = None  # None: 2ε/steps, with which every point of the ball is in reach of every other
-    start: Start = "zero"
-
-
-BUDGETS: dict[str, NamedBudget] = {
-    "standard": NamedBudget(8 / 255, 32, 3 / 255),  # 000, 001 and 002; printed as .03137 and .011764
-    "adml": NamedBudget(0.01, 5, start="random"),  # 003, section 4.1
-}
+"""Makes the objective of a goal from scene, ids and targets."""
 
 
 def budget_named(
     name: str, eps: float | None = None, alpha: float | None = None, steps: int | None = None
 ) -> tuple[Ball, Budget]:
-    """The budget of that name; what is given wins over it, and a step of 2ε/steps follows what is given.
+    """The budget of that name. Arguments override it, and a step of 2ε/steps follows them.
 
     >>> ball, budget = budget_named("adml", eps=0.05)
     >>> ball.eps, budget.steps, budget.alpha, budget.start
@@ -60,33 +45,84 @@ BALL, PGD = budget_named("standard")
 
 
 def fgsm(ball: Ball) -> Budget:
-    """One step of the ball's whole radius."""
+    """One step of the ball's full radius."""
     return Budget(1, ball.eps)
 
 
 @dataclass(frozen=True)
 class Attacked:
-    """What an attack left of its samples, in their order."""
+    """The result of an attack on its samples, in their order."""
 
     goal: Goal
     ids: Tensor  # (N,)
-    targets: Tensor | None  # (N,) or (N, T); -1 where the sample was left alone
+    targets: Tensor | None  # (N,) or (N, T); -1 where the sample stays clean
     images: Tensor  # (N, …) perturbed
     embeddings: Tensor  # (N, D) of them, in full precision
-    early: Tensor | None  # (N, D) before the last step, where it was asked for
+    early: Tensor | None  # (N, D) before the last step, where requested
     measures: dict[str, Tensor]  # (N,) each
     image_steps: int
-    queries: int = 0  # images that went forward only
+    queries: int = 0  # forward passes without a gradient
 
     @property
     def success(self) -> Tensor | None:
-        """Which samples were beaten, where the goal is one that can be reached."""
+        """Which samples the attack beat; None where the goal cannot be reached or missed."""
         return self.goal.success(self.measures)
 
     def measured(self, goal: Goal, scene: Scene) -> dict[str, Tensor]:
-        """The same perturbations as another goal with the same run measures them."""
+        """The same perturbations, measured by another goal with the same `run`."""
         check(goal.run == self.goal.run, f"{goal.name} {goal.protocol} is another run: {goal.run}, not {self.goal.run}")
         return goal.measure(scene, self.ids, self.targets, self.embeddings, self.early)
+
+
+@dataclass(frozen=True, eq=False)
+class Attack:
+    """An attack without its samples: a goal in a scene, and the method that climbs it."""
+
+    embed: Embed
+    scene: Scene
+    goal: Goal
+    ball: Ball
+    budget: Budget
+    key: Key
+    method: Method = ascend
+    objective: Climbed | None = None
+    look_back: bool = False
+
+    def on(self, images: Tensor, ids: Tensor, targets: Tensor | None, starts: Tensor | None) -> Attacked:
+        """Attack one batch."""
+        scene, goal, budget = self.scene, self.goal, self.budget
+        targets = goal.targets(scene, ids, self.key) if targets is None else targets
+        perturbed, before = images.clone(), images.clone() if self.look_back else None
+        # Samples without a target stay unperturbed: a random start would move them.
+        rows = torch.arange(len(ids), device=ids.device)
+        if targets is not None:
+            rows = rows[(targets.reshape(len(ids), -1) >= 0).all(1)]
+        at = None if targets is None else targets[rows]
+        last: list[tuple[Tensor, Tensor]] = []
+
+        def watch(step: int, x: Tensor, positions: Tensor) -> None:
+            if step == budget.steps - 1:
+                last.append((x[:, 0], positions))
+
+        made = goal.objective if self.objective is None else partial(self.objective, goal)
+        clean = scene.clean(goal.side)[ids]
+        ascent = self.method(
+            Problem(self.embed, made(scene, ids[rows], at), self.ball, budget, self.key(goal.name)),
+            images[rows, None],
+            ids=ids[rows],
+            embedded=clean[rows, None],
+            watch=watch if self.look_back else None,
+            starts=None if starts is None else starts[rows, None],
+        )
+        perturbed[rows] = ascent.images[:, 0]
+        embeddings, early = _embedded(self.embed, perturbed, images, clean), None
+        if before is not None:
+            before[rows] = ascent.images[:, 0]  # a dropped unit did not move in the last step
+            for x, positions in last:
+                before[rows[positions]] = x
+            early = _embedded(self.embed, before, images, clean)
+        measures = goal.measure(scene, ids, targets, embeddings, early)
+        return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, ascent.image_steps, ascent.queries)
 
 
 def attack(
@@ -102,51 +138,42 @@ def attack(
     *,
     targets: Tensor | None = None,
     look_back: bool = False,
-    find: Find = ascend,
+    method: Method = ascend,
     starts: Tensor | None = None,
     objective: Climbed | None = None,
 ) -> Attacked:
-    """Perturb `images` (N, …), the samples `ids` (N,) on the goal's side of the scene, and measure what is left.
+    """Perturb samples of a scene, and measure what is left.
 
-    `batch` samples at a time, which bounds the memory at batch × gallery and changes nothing else: targets and
-    starts are drawn by `key` and id. `targets` are aimed at instead of drawn ones. `embed` may be as coarse as it
-    likes (autocast, TF32) while the ascent climbs; every measurement is made in full precision. With `look_back`,
-    or where the goal needs it, the embeddings from before the last step are kept too. `find` is
-    one of `perturb.methods`, `starts` (N, …) are where it starts, and `objective` makes what is climbed instead of the
-    goal's own, such as `scale_free`.
+    Args:
+        embed: the model. The ascent may use low precision (autocast, TF32); all measurements are in fp32.
+        images: (N, …) the samples.
+        scene: the clean embeddings of queries and gallery.
+        goal: what the attacker wants.
+        ids: (N,) the samples' positions on the goal's side of the scene.
+        ball: how far a sample may move.
+        budget: how many steps, and of which kind.
+        key: targets and random starts are functions of the key and the ids.
+        batch: samples at a time. It limits memory to batch × gallery and does not change the result.
+        targets: used instead of drawn ones.
+        look_back: also keep the embeddings before the last step. Goals that need them do so anyway.
+        method: one of `perturb.methods`.
+        starts: (N, …) starting points.
+        objective: makes an objective that replaces the goal's own, such as `scale_free`.
     """
     samples = scene.clean(goal.side)
-    if len(images) != len(ids):
-        raise DataError(f"{len(images)} images and {len(ids)} ids; give the number of each image in the scene")
-    if not len(ids):
-        raise DataError("there are no samples to attack; give at least one image")
-    if int(ids.min()) < 0 or int(ids.max()) >= len(samples):
-        raise DataError(f"ids must be positions on the {goal.side} side of the scene, 0..{len(samples) - 1}")
-    if targets is not None and len(targets) != len(ids):
-        raise DataError(f"{len(targets)} targets for {len(ids)} samples; give one row of targets for each")
+    _check_samples(samples, goal, images, ids, targets)
     check(batch >= 1, f"batch must be at least 1, got {batch}")
     key, budget = key or Key.of(0), goal.prepare(budget)
     look_back = look_back or goal.looks_back
-    check(not (look_back and budget.weighs), "one step early means one start and its last iterate: keep = last")
+    check(
+        not (look_back and budget.weighs),
+        "the step before the last needs one start and its last iterate: set keep = last",
+    )
     ids = ids.to(samples.device)
-    spans = [slice(i, i + batch) for i in range(0, len(ids), batch)]
+    one = Attack(embed, scene, goal, ball, budget, key, method, objective, look_back)
     parts = [
-        _attack(
-            embed,
-            images[s],
-            scene,
-            goal,
-            ids[s],
-            at,
-            ball,
-            budget,
-            key,
-            look_back,
-            find,
-            None if starts is None else starts[s],
-            objective,
-        )
-        for s, at in zip(spans, [None] * len(spans) if targets is None else [targets[s] for s in spans])
+        one.on(images[s], ids[s], None if targets is None else targets[s], None if starts is None else starts[s])
+        for s in (slice(i, i + batch) for i in range(0, len(ids), batch))
     ]
     whole = {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures}
     return Attacked(
@@ -167,54 +194,24 @@ def _joined(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def _attack(
-    embed: Embed,
-    images: Tensor,
-    scene: Scene,
-    goal: Goal,
-    ids: Tensor,
-    targets: Tensor | None,
-    ball: Ball,
-    budget: Budget,
-    key: Key,
-    look_back: bool,
-    find: Find,
-    starts: Tensor | None,
-    objective: Climbed | None,
-) -> Attacked:
-    """One batch."""
-    targets = goal.targets(scene, ids, key) if targets is None else targets
-    perturbed, before = images.clone(), images.clone() if look_back else None
-    # Whoever aims at nobody is left alone: not even a random start may touch him.
-    rows = torch.arange(len(ids), device=ids.device)
-    if targets is not None:
-        rows = rows[(targets.reshape(len(ids), -1) >= 0).all(1)]
-    at = None if targets is None else targets[rows]
-    last: list[tuple[Tensor, Tensor]] = []
+def _check_samples(samples: Tensor, goal: Goal, images: Tensor, ids: Tensor, targets: Tensor | None) -> None:
+    """Refuse images, ids and targets that do not match."""
+    if len(images) != len(ids):
+        raise DataError(f"{len(images)} images and {len(ids)} ids; give the position of each image in the scene")
+    if not len(ids):
+        raise DataError("there are no samples to attack; give at least one image")
+    if int(ids.min()) < 0 or int(ids.max()) >= len(samples):
+        raise DataError(f"ids must be positions on the {goal.side} side of the scene, 0..{len(samples) - 1}")
+    if targets is not None and len(targets) != len(ids):
+        raise DataError(f"{len(targets)} targets for {len(ids)} samples; give one row of targets for each")
 
-    def watch(step: int, x: Tensor, positions: Tensor) -> None:
-        if step == budget.steps - 1:
-            last.append((x[:, 0], positions))
 
-    made = goal.objective if objective is None else partial(objective, goal)
-    ascent = find(
-        embed,
-        images[rows, None],
-        made(scene, ids[rows], at),
-        ball,
-        budget,
-        key=key(goal.name),
-        ids=ids[rows],
-        embedded=scene.clean(goal.side)[ids[rows], None],
-        watch=watch if look_back else None,
-        starts=None if starts is None else starts[rows, None],
-    )
-    perturbed[rows] = ascent.images[:, 0]
-    embeddings, early = embed_all(embed, [perturbed]), None
-    if before is not None:
-        before[rows] = ascent.images[:, 0]  # whoever left earlier did not move in the last step
-        for x, positions in last:
-            before[rows[positions]] = x
-        early = embed_all(embed, [before])
-    measures = goal.measure(scene, ids, targets, embeddings, early)
-    return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, ascent.image_steps, ascent.queries)
+def _embedded(embed: Embed, images: Tensor, clean: Tensor, known: Tensor) -> Tensor:
+    """The embeddings of `images`; unchanged images keep their `known` embedding bit by bit.
+
+    Embedded again in another batch they would differ by rounding, and a rank could change without an attack.
+    """
+    embeddings = embed_all(embed, [images])
+    still = (images == clean).flatten(1).all(1)
+    embeddings[still] = known[still].to(embeddings.dtype)
+    return embeddings

@@ -1,14 +1,14 @@
-"""Every goal's objective once more, free of scale: what DLR is to cross-entropy in a classifier.
+"""Scale-free objectives for all goals: what DLR is to cross-entropy in a classifier.
 
-Distances are roots of differences of large numbers, their hinges saturate, and all of them shrink with the model's
-spread. Here half the squared distance from e to x is taken without what all x have in common, around the gallery's
-mean μ,
+Distances are roots of differences of large numbers. Their hinges saturate, and all of them shrink with the model's
+spread. These objectives use half the squared distance from e to x around the gallery's mean μ, without the part that
+all x share,
 
     h_x(e) = |x − μ|²/2 − ⟨e − μ, x − μ⟩ = (|e − x|² − |e − μ|²) / 2,
 
-which orders a list as distances do, and in units of its spread over the list, σ(e) = std over x of h_x(e). σ scales
-the value and is held fixed in the gradient: else an attack could gain by spreading the list. All objectives are the
-same for the model s·f(x) + b (s > 0).
+which orders a list as distances do. It is divided by its spread over the list, σ(e) = std over x of h_x(e). σ is a
+constant in the gradient, or an attack could gain by spreading the list. All objectives are the same for the model
+s·f(x) + b (s > 0).
 
     a wrong neighbour     (min over matches h − min over non-matches h) / σ       ES:R LTM GTM nearest margin labels
     the neighbour leaves  (h_c − 4th smallest h of the others) / σ                GTT
@@ -16,7 +16,7 @@ same for the model s·f(x) + b (s > 0).
     look alike            cos(e − μ, t − μ)                                       TMA
     move                  −cos(e − μ, q − μ)                                      ES (its distance)
 
-s(z) = ½ (1 + z / (1 + |z|)) is a step whose slope never rounds to 0, as that of a sigmoid does.
+s(z) = ½ (1 + z / (1 + |z|)) is a smooth step. Unlike a sigmoid's, its slope never rounds to 0.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..perturb.ascend import Objective
+from ..perturb.problem import Objective
 from .goal import Goal, Scene, aimed
 from .label import LabelAttack
 from .mismatch import MismatchAttack
@@ -36,11 +36,11 @@ from .recall import RETAIN, EmbeddingShift, GreedyTranslocation, RecallGoal
 __all__ = ["halves", "scale_free", "without_end"]
 
 TEMPERATURE = 0.5
-SURE = 0.05  # of σ, by which a goal is to be met: more than what bf16 adds to it
+SURE = 0.05  # in units of σ: goals are exceeded by this, which is more than the error of bf16
 
 
 def halves(e: Tensor, items: Tensor, mean: Tensor) -> Tensor:
-    """h (N, G): half the squared distances from e (N, D) to items (G, D), less what is common to each row.
+    """h (N, G): half the squared distances from e (N, D) to items (G, D), without the part that each row shares.
 
     >>> halves(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.zeros(2))
     tensor([[-0.5000,  1.5000]])
@@ -63,7 +63,7 @@ def _rank(gap: Tensor) -> Tensor:
 
 @singledispatch
 def scale_free(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
-    """The scale-free objective of a goal; a goal of one's own keeps its objective unless it registers one here."""
+    """The scale-free objective of a goal; your own goals keep their objective unless you register one here."""
     return goal.objective(scene, ids, targets)
 
 
@@ -106,7 +106,7 @@ def leaves(
         chosen = candidate[positions, None]
         others = h.masked_fill((chosen == items) | (own[positions, None] == items), torch.inf)
         last = others.topk(min(RETAIN, h.shape[1]), dim=1, largest=False).values[:, -1]
-        # Where there are fewer than four others, the candidate cannot leave: nothing to climb.
+        # With fewer than four others the candidate cannot drop out: there is nothing to climb.
         gap = (h.gather(1, chosen)[:, 0] - last).nan_to_num(neginf=0.0)
         return (gap / _spread(h)).clamp(max=most)
 
@@ -158,7 +158,7 @@ def move(goal: EmbeddingShift, scene: Scene, ids: Tensor, targets: Tensor | None
 
 
 def without_end(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
-    """The same, and nobody is ever done: what fools one model just so will not fool another."""
+    """The same without early stop: marginal perturbations do not transfer to another model."""
     if isinstance(goal, GreedyTranslocation):
         found = leaves(goal, scene, ids, targets, most=torch.inf)
     elif isinstance(goal, LabelAttack):

@@ -1,4 +1,4 @@
-"""003's tables 3, 4 and 7: algorithm 1 with FGSM, C&W and PGD, for several models side by side."""
+"""ADML's tables 3, 4 and 7: algorithm 1 with FGSM, C&W and PGD, for several models."""
 
 import json
 from collections.abc import Mapping
@@ -8,15 +8,17 @@ from typing import Any
 
 from torch import nn
 
+from ..columns import pixel_fraction
 from ..console import Report, Silent
-from ..record import atomic
-from .intake import Data
+from ..runs.writing import atomic
+from .classes import Classes, part_of
+from .inputs import Data
 from .run import audit
 
 __all__ = ["Algorithm1", "algorithm1"]
 
-METHODS = ("benign", "fgsm", "cw", "pgd")
-_PRINTED = {"benign": "Benign", "fgsm": "FGSM", "cw": "C&W", "pgd": "PGD"}
+ROWS = ("benign", "fgsm", "cw", "pgd")
+_NAMES = {"benign": "Benign", "fgsm": "FGSM", "cw": "C&W", "pgd": "PGD"}
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,15 @@ class Algorithm1:
 
     def __str__(self) -> str:
         wide = max(10, *(len(name) for name in self.values)) + 2
-        lines = [f"algorithm 1 of 003, Linf, ε {self.eps:g}", f"{'':{wide}}{'':8}{'R@1':>14}{'mAP@R':>14}"]
+        head = f"algorithm 1 of ADML, Linf, ε {pixel_fraction(self.eps)}"
+        lines = [head, f"{'':{wide}}{'':8}{'R@1':>14}{'mAP@R':>14}"]
         for model, rows in self.values.items():
             for method, row in rows.items():
                 cells = []
                 for name in ("R@1", "mAP@R"):
                     std = row[f"{name} std"]
                     cells.append(f"{row[name]:.1f}" + ("" if std is None else f" ± {std:.1f}"))
-                lines.append(f"{model:{wide}}{_PRINTED[method]:8}" + "".join(f"{cell:>14}" for cell in cells))
+                lines.append(f"{model:{wide}}{_NAMES[method]:8}" + "".join(f"{cell:>14}" for cell in cells))
         return "\n".join(lines)
 
     def save(self, path: Path) -> Path:
@@ -55,21 +58,28 @@ def algorithm1(
     seeds: int = 5,
     out: str | Path | None = None,
     report: Report | None = None,
+    classes: Classes = "unseen",
     **options: Any,
 ) -> Algorithm1:
-    """003's FGSM / C&W / PGD table: FGSM with step ε, C&W with 50 iterations, PGD with 5 steps from `seeds` starts.
+    """ADML's FGSM / C&W / PGD table: FGSM with step ε, C&W with 50 iterations, PGD with 5 steps from `seeds` starts.
 
-    `options` go to `audit`: seed, batch, device and the like. With `out` each audit is resumed where it was stopped.
+    `options` go to `audit`: seed, batch, device and so on. With `out` each audit resumes where it was stopped. All
+    models are attacked on the same images. Of a folder or CSV that a model was trained on these are the classes it has
+    not seen, or, with `classes="all"`, all classes.
     """
     report = report or Silent()
+    part = part_of(data, models.values(), classes)
+    for note in (f"attacked: {part.said}", *part.notes):
+        report.say(note)
     values: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, model in models.items():
         rows: dict[str, dict[str, float | None]] = {}
-        for method in METHODS[1:]:
-            report.say(f"{name}: {_PRINTED[method]}")
+        for method in ROWS[1:]:
+            report.say(f"{name}: {_NAMES[method]}")
             found = audit(
                 model,
-                data,
+                part.data,
+                classes=classes,
                 protocols="corrected",
                 attacks=["nearest"],
                 budget="adml",

@@ -1,20 +1,21 @@
-"""The ensemble of the strong audit: for each goal fixed attacks in order, for each sample the worst that any did.
+"""The ensemble of the strong audit: for each goal a fixed order of attacks, for each sample the worst result.
 
-Goals are a wrong nearest neighbour (one goal behind ES:R, LTM, GTM, nearest and margin), CA±, QA±, TMA, the distance
-of ES, GTT and the label attacks. Every goal starts with its standard runs, in the corrected protocol and on their
-targets; then `MEMBERS` attack, in order, the samples that are not lost yet. A sample keeps the worst of what was found,
-so that the strong audit can never leave more than the standard one. Nothing is to be chosen.
+The goals are a wrong nearest neighbour (one goal for ES:R, LTM, GTM, nearest and margin), CA±, QA±, TMA, the distance
+of ES, GTT and the label attacks. Every goal starts with its standard runs, in the corrected protocol and with their
+targets. Then `MEMBERS` attack, in order, the samples that still withstand. Each sample keeps its worst result, so the
+strong audit never reports more robustness than the standard one. There are no settings.
 
     pgd         3 random starts of 50 steps, ε/4 falling linearly to 0, best iterate, the goal's objective
     apgd        100 steps from a random start, the goal's objective (for a wrong neighbour: `margin`)
-    apgd-free   the same on the objective free of scale (`attacks.scale_free`)
+    apgd-free   the same on the scale-free objective (`attacks.scale_free`)
     cw          C&W in its Linf form, 50 iterations
-    transfer    apgd-free on a second model, where one is given, through all its steps; measured on this one
-    square      1,000 queries without gradients, on the objective free of scale
+    transfer    apgd-free on a second model, if given, without early stop; measured on this one
+    square      1,000 queries without gradients, on the scale-free objective
 
-A sample that withstands all costs at most 400 image-steps and 1,000 queries a goal beyond its standard runs (500 with a
-second model): over the eight goals behind ERS 3,500 image-steps and 8,000 forward passes, so for 1,000 queries 3.5
-million image-steps and 8 million queries. A natural model is left with TMA and ES only, which have no end.
+A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs (500
+with a second model). Over the eight goals behind ERS that is 3,500 image-steps and 8,000 forward passes. 1,000 queries
+therefore take 3.5 million image-steps and 8 million queries. On a natural model most samples fall early, and only TMA
+and ES, which have no end, take the full cost.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,16 +27,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..attacks import Attacked, Goal, Scene, attack, goal_named
-from ..attacks.run import Climbed
+from ..attacks.goal import Goal, Scene
+from ..attacks.menu import goal_named
+from ..attacks.run import Attacked, Climbed, attack
 from ..attacks.scale_free import scale_free, without_end
-from ..model.frozen import Embed, embed_all, precise
-from ..perturb.ascend import Budget, ascend
+from ..device import precise
+from ..model.frozen import Embed, embed_all
+from ..perturb.ascend import ascend
 from ..perturb.ball import Ball
-from ..perturb.methods import METHODS, Find, apgd
-from ..perturb.minnorm import CW_STEPS
+from ..perturb.cw import CW_STEPS
+from ..perturb.methods import METHODS, Method, apgd
+from ..perturb.settings import Budget
 from ..random import Key
-from .sweep import AttackRun
+from .plan import AttackRun
 
 __all__ = [
     "FALLS",
@@ -52,9 +56,9 @@ __all__ = [
 ]
 
 SQUARE_QUERIES = 1000
-STEPS = 400  # image-steps of a sample that withstands all members by gradients, for one goal
-RECALL = ("ES", "LTM", "GTM", "nearest", "margin")  # attacks that want a wrong nearest neighbour
-FALLS = ("CA-", "QA-", "TMA", "ES:D")  # measures that an attacker wants high
+STEPS = 400  # image-steps of a sample that withstands all gradient members, for one goal
+RECALL = ("ES", "LTM", "GTM", "nearest", "margin")  # attacks whose goal is a wrong nearest neighbour
+FALLS = ("CA-", "QA-", "TMA", "ES:D")  # measures that the attacker raises
 _NEAR = 1e-9
 
 
@@ -64,8 +68,8 @@ class Member:
 
     name: str
     kind: Literal["white", "transfer", "black"]
-    find: Find
-    budget: Callable[[float], Budget]  # of ε
+    find: Method
+    budget: Callable[[float], Budget]  # from ε
     objective: Climbed | None = None
 
 
@@ -83,12 +87,12 @@ MEMBERS = (
     Member("transfer", "transfer", apgd, lambda eps: _ADAPTIVE, without_end),
     Member("square", "black", METHODS["square"], lambda eps: Budget(SQUARE_QUERIES), scale_free),
 )
-WARM = Member("warm", "white", apgd, lambda eps: _ADAPTIVE)  # from what a smaller ε found
+WARM = Member("warm", "white", apgd, lambda eps: _ADAPTIVE)  # starts from the result of a smaller ε
 
 
 @dataclass(frozen=True)
 class Task:
-    """One goal of the ensemble, its standard runs, and the columns it gives."""
+    """One goal of the ensemble, its standard runs, and its columns."""
 
     name: str
     goal: Goal
@@ -97,15 +101,15 @@ class Task:
 
     @property
     def main(self) -> str:
-        """The measure that is contested."""
+        """The measure that decides which result is worse."""
         return next(iter(self.columns.values()))
 
     def hurt(self, now: Tensor, before: Tensor) -> Tensor:
-        """Where the attacker does better than before."""
+        """Where the attack improved on `before`."""
         return now > before if self.main in FALLS else now < before
 
     def lost(self, now: Tensor, gallery: int) -> Tensor:
-        """Where nothing is left to gain: a wrong answer, rank 0, or the last rank N−1."""
+        """Where the attack is complete: a wrong answer, rank 0, or the last rank N−1."""
         if self.main in ("CA-", "QA-"):
             return now >= 1 - 1.5 / gallery
         return torch.zeros_like(now, dtype=torch.bool) if self.main in FALLS else now <= _NEAR
@@ -113,7 +117,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A second model, whose perturbations are tried on the first."""
+    """A second model, whose perturbations are transferred to the first."""
 
     embed: Embed
     scene: Scene
@@ -121,7 +125,7 @@ class Surrogate:
 
 
 def tasks(runs: Iterable[AttackRun]) -> list[Task]:
-    """The goals behind these standard runs; of those only the corrected ones take part."""
+    """The goals of these standard runs, from the corrected protocol only."""
     known: dict[str, Goal] = {}
     for run in runs:
         for goal in run.goals:
@@ -142,12 +146,12 @@ def tasks(runs: Iterable[AttackRun]) -> list[Task]:
 
 
 class Contest:
-    """One batch of samples, and the worst image that was found for each."""
+    """One batch of samples, and the worst image found for each."""
 
     def __init__(self, task: Task, embed: Embed, images: Tensor, scene: Scene, ids: Tensor, key: Key) -> None:
         self.task, self.embed, self.scene, self.key = task, embed, scene, key
         self.clean, self.images, self.ids = images, images.clone(), ids.to(scene.gallery.device)
-        self.latest = images  # what was offered last: where nobody is worse off, it still leads somewhere
+        self.latest = images  # the last images tried: a start for a larger ε where nothing hurt yet
         self.targets = task.goal.targets(scene, self.ids, key)
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
         self.measures = self.initial = self.measure(self.embeddings)
@@ -160,7 +164,7 @@ class Contest:
             return self.task.goal.measure(self.scene, self.ids[at], aims, embeddings, embeddings)
 
     def offer(self, images: Tensor, rows: Tensor) -> None:
-        """Whoever is worse off with these images keeps them."""
+        """Keep these images for the samples where they are worse for the model."""
         embeddings = embed_all(self.embed, [images])
         self.latest = self.latest.index_copy(0, rows, images)
         now = self.measure(embeddings, rows)
@@ -170,19 +174,19 @@ class Contest:
         self.measures = {name: row.index_copy(0, at, now[name][worse]) for name, row in self.measures.items()}
 
     def found(self) -> Tensor:
-        """Where a larger ε may start: the worst image of each sample, or, while none hurt it, the last tried."""
+        """Starts for a larger ε: the worst image of each sample, or the last one tried where none hurt."""
         moved = (self.images != self.clean).flatten(1).any(1)
         return torch.where(moved.reshape(-1, *(1,) * (self.images.ndim - 1)), self.images, self.latest)
 
     def left(self) -> Tensor:
-        """Rows that are not lost yet, and that aim at somebody."""
+        """Rows that still withstand and have a target."""
         over = self.task.lost(self.measures[self.task.main], len(self.scene.gallery))
         if self.targets is not None:
             over |= (self.targets.reshape(len(over), -1) < 0).any(1)
         return torch.nonzero(~over).squeeze(1)
 
     def standard(self, ball: Ball, budget: Budget, starts: Tensor | None = None) -> None:
-        """The runs of the standard audit, on the whole batch as there; from `starts` instead where they are given."""
+        """The runs of the standard audit on the whole batch, from `starts` where given."""
         rows = torch.arange(len(self.ids), device=self.ids.device)
         for goal in self.task.first:
             done = attack(
@@ -202,7 +206,7 @@ class Contest:
             self.offer(done.images, rows)
 
     def enter(self, member: Member, ball: Ball, surrogate: Surrogate | None, starts: Tensor | None = None) -> None:
-        """One member against whoever is left; whom its precision only seemed to beat, once more in fp32 from there."""
+        """Attack the remaining samples. Apparent successes in low precision are attacked again in fp32."""
         rows = self.left()
         if not len(rows):
             return
@@ -234,7 +238,7 @@ class Contest:
             self.key("strong", member.name),
             len(rows),
             targets=None if self.targets is None else self.targets[rows],
-            find=member.find,
+            method=member.find,
             objective=member.objective,
             starts=starts,
         )
@@ -244,7 +248,7 @@ class Contest:
 
     @torch.no_grad()
     def _met(self, member: Member, images: Tensor, rows: Tensor) -> Tensor | None:
-        """Who met the goal by the member's own objective, in the precision it climbs in; None where there is no end."""
+        """Which rows met the goal by the member's objective, in the attack's precision; None where it has no end."""
         goal, aims = self.task.goal, None if self.targets is None else self.targets[rows]
         make = goal.objective if member.objective is None else partial(member.objective, goal)
         objective = make(self.scene, self.ids[rows], aims)
@@ -258,10 +262,10 @@ def _half() -> AbstractContextManager[object]:
 def for_queries(
     embed: Embed, images: Tensor, eps: float, half: Callable[[], AbstractContextManager[object]] | None = None
 ) -> AbstractContextManager[object]:
-    """The precision of Square, which compares values that differ by less than bf16 can hold: fp16 on a GPU.
+    """The precision of Square: fp16 on a GPU, since bf16 cannot resolve the differences that Square compares.
 
-    fp16 has as many digits as TF32's inputs, and is faster, but ends at 65,504. Where an embedding is not finite in it,
-    at the images or at the ends of the ball around them, or where the ascent is in fp32, TF32 is taken.
+    fp16 has as many digits as TF32's inputs and is faster, but overflows at 65,504. TF32 is used where an embedding
+    overflows at the images or at the ends of their ball. It is also used where the ascent is in fp32.
     """
     half = half or (_half if images.is_cuda and torch.is_autocast_enabled("cuda") else None)
     if half is not None:

@@ -1,18 +1,19 @@
-"""From the rows of attack runs to the numbers of a protocol: columns, ERS and ARS, with intervals."""
+"""From rows of attack runs to the numbers of a protocol: columns, ERS and ARS, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, in_units
 from ..errors import SettingsError
 from ..random import Key
 from ..scores import (
-    ARS_COLUMNS,
-    ERS_COLUMNS,
     Interval,
+    PerSample,
+    ars_per_sample,
     ars_terms,
     ers_terms,
     group_means,
@@ -22,15 +23,22 @@ from ..scores import (
 )
 from ..scores import ars as ars_of
 
-__all__ = ["NOT_PERCENT", "Column", "Outcome", "RunRows", "Score", "by_start", "estimate", "in_units", "outcome"]
+__all__ = [
+    "ColumnValue",
+    "Outcome",
+    "RunRows",
+    "Score",
+    "by_start",
+    "estimate",
+    "outcome",
+]
 
-GROUP = 112  # the published means are means of the means of so many samples
-NOT_PERCENT = ("TMA", "ES:D")
+GROUP = 112  # published means are means over groups of 112 samples, averaged
 
 
 @dataclass(frozen=True)
-class Column:
-    """One number of the table, its 95 % interval, and what it was before the attack."""
+class ColumnValue:
+    """The value of one column, its 95 % interval, and its value before the attack."""
 
     value: float
     low: float | None
@@ -51,15 +59,16 @@ class Score:
     ranking: float
     recall: float
     initial: dict[str, float] | None = None  # ARS: the values before the attack
+    left_out: dict[str, int] | None = None  # ARS per sample: samples of each column that started at their goal
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one protocol says."""
+    """The results of one protocol."""
 
-    columns: dict[str, Column]
+    columns: dict[str, ColumnValue]
     ers: Score | None
-    ars: dict[str, Score | None]  # "constants" and "measured"
+    ars: dict[str, Score | None]  # "constants" and "measured", ratios of means, and "per_sample", a mean of ratios
     notes: tuple[str, ...] = ()
 
 
@@ -87,13 +96,8 @@ class RunRows:
         return tuple(self.goals)
 
 
-def in_units(name: str) -> float:
-    """By what a measure is multiplied to stand in a table."""
-    return 1.0 if name in NOT_PERCENT else 100.0
-
-
 def estimate(values: Tensor, protocol: str = "corrected") -> float:
-    """The mean over samples; published, the mean of the means of groups of 112. NaN is left out."""
+    """The mean over samples; published, the mean of the means of groups of 112. NaN is skipped."""
     if protocol == "published":
         means = torch.stack([group.nanmean() for group in values.split(GROUP)])
         return float(means.nanmean())
@@ -109,8 +113,11 @@ def by_start(runs: Sequence[RunRows], protocol: str) -> dict[str, Tensor]:
     return {name: torch.stack(each) for name, each in rows.items()}
 
 
-def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, together: bool) -> Outcome:
-    """Columns, scores and intervals of one protocol; `together`: queries and gallery are the same images."""
+def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, together: bool, listed: int) -> Outcome:
+    """Columns, scores and intervals of one protocol.
+
+    `together`: queries and gallery are the same images. `listed`: the length of a query's list.
+    """
     starts = {name: in_units(name) * rows for name, rows in by_start(runs, protocol).items()}
     rows = {name: each.mean(0) for name, each in starts.items()}
     before: dict[str, Tensor] = {}
@@ -118,17 +125,20 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
     for run in runs:
         for name, row in run.initial.get(protocol, {}).items():
             before[name] = in_units(name) * row
-            # Draws are shared by the same samples; a query and a gallery item of one number are not the same.
+            # Columns over the same samples share draws; a query and a gallery item with the same number do not.
             ids[name] = run.ids if together or run.side == "query" else -1 - run.ids
+    single, notes = _single(protocol, rows, before, listed)
     drawn = resampled_means(
-        rows | {f"initial {name}": row for name, row in before.items()},
+        rows
+        | {f"initial {name}": row for name, row in before.items()}
+        | {f"single {name}": each.scores for name, each in single.items()},
         key("bootstrap"),
         resamples,
-        ids | {f"initial {name}": own for name, own in ids.items()},
+        ids | {f"{head} {name}": own for name, own in ids.items() for head in ("initial", "single")},
     )
     spans = {name: interval(drawn[name]) for name in rows}
     columns = {
-        name: Column(
+        name: ColumnValue(
             estimate(row, protocol),
             spans[name].low,
             spans[name].high,
@@ -137,9 +147,11 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
         )
         for name, row in rows.items()
     }
-    notes: list[str] = []
+    told: tuple[str, ...] = ()
+    if any(run.goals.get(protocol, {}).get("distance") is False for run in runs):
+        told = ("no ES:D, ERS and ARS: ES:D is measured before the last step here, and C&W keeps its best iterate",)
     if not set(ERS_COLUMNS) <= set(columns):
-        return Outcome(columns, None, {"constants": None, "measured": None})
+        return Outcome(columns, None, dict.fromkeys(("constants", "measured", "per_sample")), told)
     value = {name: columns[name].value for name in ERS_COLUMNS}
     after = {name: drawn[name] for name in ERS_COLUMNS}
     clean = columns["ES:R"].initial or 0.0  # R@1 of the attacked queries, as this protocol counts it
@@ -160,13 +172,42 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
         try:
             made: Score = make()
             return made
-        except SettingsError as error:  # a score that is not defined is left out, with the reason
+        except SettingsError as error:  # an undefined score is left out, with the reason
             notes.append(f"{protocol} {name}: {error}")
             return None
 
     scored = attempt("ERS", empirical)
     resisted = {name: attempt("ARS", lambda: resistance(name == "measured")) for name in ("constants", "measured")}  # noqa: B023
+    resisted["per_sample"] = _per_sample(protocol, single, drawn) if set(ARS_COLUMNS) <= set(single) else None
     return Outcome(columns, scored, resisted, tuple(dict.fromkeys(notes)))
+
+
+def _single(
+    protocol: str, rows: Mapping[str, Tensor], before: Mapping[str, Tensor], listed: int
+) -> tuple[dict[str, PerSample], list[str]]:
+    """ARS of every sample, by column, and a note for each column without any."""
+    found, notes = {}, []
+    for name in [name for name in ARS_COLUMNS if name in rows]:
+        # Ranks are in percent of a list of this length; 1e-6 of a place is rounding.
+        scale = (listed if name in RANKING else 1) / 100
+        start, end = ((scale * row).round(decimals=6) for row in (before[name], rows[name]))
+        try:
+            each = ars_per_sample(name, start, end, listed)
+        except SettingsError as error:
+            notes.append(f"{protocol} ARS per sample: {error}")
+            continue
+        if each.left_out < len(each.scores):
+            found[name] = each
+        else:
+            notes.append(f"{protocol} ARS per sample: every sample of {name} starts at the attack's goal")
+    return found, notes
+
+
+def _per_sample(protocol: str, single: Mapping[str, PerSample], drawn: Mapping[str, Tensor]) -> Score:
+    """ARS as a mean of the samples' own ratios (Tian et al. 2024, appendix B), from all its columns."""
+    terms = {name: estimate(single[name].scores, protocol) for name in ARS_COLUMNS}
+    span = interval(overall({name: drawn[f"single {name}"] for name in ARS_COLUMNS}))
+    return replace(_score(terms, span), left_out={name: single[name].left_out for name in ARS_COLUMNS})
 
 
 def _spread(values: Sequence[float]) -> tuple[float | None, tuple[float, ...] | None]:

@@ -1,25 +1,51 @@
-"""What an audit is asked for: its settings, and the attack runs that they come to."""
+"""The settings of an audit, and the attack runs that follow from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from ..attacks import Goal, fgsm, goal_named
-from ..perturb.ascend import Budget, Start
+from ..attacks.goal import Goal
+from ..attacks.menu import ATTACKS
+from ..attacks.own import maker_of
+from ..attacks.recall import EmbeddingShift
+from ..attacks.run import fgsm
+from ..errors import check
 from ..perturb.ball import Ball
-from ..perturb.methods import METHODS, Find
-from ..perturb.minnorm import CW_STEPS
-from ..settings import check
-from .sweep import AttackRun
+from ..perturb.cw import CW_STEPS
+from ..perturb.methods import METHODS, Method
+from ..perturb.settings import Budget, Start
 
-__all__ = ["NINE", "AuditSettings", "runs_of"]
+__all__ = ["NINE", "AttackRun", "AuditSettings", "runs_of"]
 
 NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 
 
 @dataclass(frozen=True)
+class AttackRun:
+    """Goals that make the same perturbations."""
+
+    attack: str
+    goals: tuple[Goal, ...]
+    start_seed: int = 0  # the same samples and targets with other random starts
+
+    @property
+    def made_by(self) -> str:
+        """What the perturbations depend on, as their shards have it; of an attack of yours, all of its fields."""
+        goal = self.goals[0]
+        if self.attack in ATTACKS:
+            return str(goal.run)
+        kind, fields = type(goal), {name: value for name, value in asdict(goal).items() if name != "protocol"}
+        return f"{goal.run} {kind.__module__}.{kind.__qualname__} {fields}"
+
+    @property
+    def label(self) -> str:
+        again = f".seed{self.start_seed}" if self.start_seed else ""
+        return f"{self.attack}.{'-'.join(goal.protocol for goal in self.goals)}{again}"
+
+
+@dataclass(frozen=True)
 class AuditSettings:
-    """What the numbers of an audit depend on, besides model and data."""
+    """Everything besides model and data that determines the numbers of an audit."""
 
     protocols: tuple[str, ...] = ("published", "corrected")
     attacks: tuple[str, ...] = NINE
@@ -36,19 +62,20 @@ class AuditSettings:
     crop: int | None = None
     resamples: int = 1000
     start: Start = "zero"
-    seeds: int = 1  # of the random starts
+    seeds: int = 1  # number of random starts
     strength: Literal["standard", "strong"] = "standard"
-    epsilons: tuple[float, ...] = ()  # of a curve; eps belongs to it anyway
+    epsilons: tuple[float, ...] = ()  # of a curve; eps is always part of it
+    classes: Literal["unseen", "all"] = "unseen"  # of a folder or CSV that the model was trained on
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
         check(self.method in ("pgd", "fgsm", "cw"), f"method {self.method!r}; there are: pgd, fgsm, cw")
         check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
-        check(all(0 < e <= 1 for e in self.epsilons), "the ε of a curve lie above 0 and at most at 1: 8/255 is .031")
+        check(all(0 < e <= 1 for e in self.epsilons), "each ε of a curve must be above 0 and at most 1, such as 8/255")
         plain = self.strength == "standard" and not self.epsilons
         check(
             plain or ("corrected" in self.protocols and self.method == "pgd"),
-            "the strong audit and curves begin with PGD in the corrected protocol: leave method and protocols alone",
+            "the strong audit and curves start with PGD in the corrected protocol: leave method and protocols out",
         )
         check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
         check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
@@ -59,18 +86,23 @@ class AuditSettings:
         who = f"{self.method.upper()} starts" if self.method != "pgd" else "this budget starts"
         check(
             self.seeds == 1 or start == "random",
-            f"nothing is random that seeds = {self.seeds} could repeat: {who} at the clean image; leave seeds out, "
-            "or use PGD with a random start, such as the budget adml",
+            f"seeds = {self.seeds} needs a random start, but {who} at the clean image; leave seeds out, "
+            "or use PGD with a random start, such as budget adml",
         )
 
     @property
     def ball(self) -> Ball:
-        # Without steps nothing may move, not even to the tiny start of ES.
+        # Without steps nothing may change, not even by the tiny start of ES.
         return Ball(self.eps if self.steps or self.method == "fgsm" else 0.0)
 
     @property
-    def find(self) -> Find:
+    def find(self) -> Method:
         return METHODS["cw" if self.method == "cw" else "pgd"]
+
+    @property
+    def steps_back(self) -> bool:
+        """Whether the step before the last can be measured: C&W keeps its best iterate instead."""
+        return self.method != "cw"
 
     @property
     def budget(self) -> Budget:
@@ -79,17 +111,25 @@ class AuditSettings:
         return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
 
 
-def runs_of(settings: AuditSettings, chosen: Mapping[str, Mapping[str, Any]]) -> list[AttackRun]:
-    """The runs that attack with these names and changes: goals of both protocols that move alike share one."""
+def runs_of(
+    settings: AuditSettings, chosen: Mapping[str, Mapping[str, Any]], own: Mapping[str, Goal] | None = None
+) -> list[AttackRun]:
+    """The runs of these attacks and changes. Goals of both protocols that make the same perturbations share a run."""
     runs: list[AttackRun] = []
     for name, changes in chosen.items():
+        make = maker_of((own or {}).get(name, name))
         together: dict[tuple[object, ...], list[Goal]] = {}
         for protocol in dict.fromkeys(settings.protocols):
             try:
-                goal = goal_named(name, protocol, **changes)  # type: ignore[arg-type]  # it checks the name
+                goal = make(protocol, **changes)
             except TypeError:
                 check(False, f"{name} has no such settings: {', '.join(changes)}")
                 raise
+            if isinstance(goal, EmbeddingShift) and goal.looks_back and not settings.steps_back:
+                goal = replace(goal, distance=False)
             together.setdefault(goal.run, []).append(goal)
-        runs += [AttackRun(name, tuple(g), start) for g in together.values() for start in range(settings.seeds)]
+        # Rows of an attack of yours are called by its own name, however you named it.
+        called = next(iter(together.values()))[0].name if ":" in name else name
+        check(all(run.attack != called for run in runs), f"two attacks are called {called}: give one, or rename yours")
+        runs += [AttackRun(called, tuple(g), start) for g in together.values() for start in range(settings.seeds)]
     return runs

@@ -1,4 +1,4 @@
-"""What is left of a perturbation once its image is a file: rounded to 8 bits, or a JPEG of quality 90."""
+"""Perturbed images as files: rounded to 8 bits, or as a JPEG of quality 90."""
 
 import io
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..settings import check
+from ..errors import check
 
-__all__ = ["FORMS", "in_8_bits", "levels_within", "through_jpeg"]
+__all__ = ["FILE_FORMS", "in_8_bits", "levels_within", "through_jpeg"]
 
 QUALITY = 90
 
@@ -20,7 +20,7 @@ def in_8_bits(images: Tensor) -> Tensor:
 
 
 def through_jpeg(images: Tensor, quality: int = QUALITY) -> Tensor:
-    """NCHW images as they come back from a JPEG file; it need not stay within ε."""
+    """NCHW images after saving and loading as JPEG; they may leave the ε ball."""
     from PIL import Image
 
     check(images.shape[1] in (1, 3), f"JPEG holds 1 or 3 channels, not {images.shape[1]}")
@@ -34,17 +34,17 @@ def through_jpeg(images: Tensor, quality: int = QUALITY) -> Tensor:
 
 
 def levels_within(images: Tensor, clean: Tensor, eps: float) -> Tensor:
-    """The 8-bit levels (N, C, H, W) nearest to images that lie within ε of clean ones, whatever levels those have."""
+    """The 8-bit levels (N, C, H, W) nearest to the images and within ε of the clean ones."""
     centre = 255 * clean.double()
     low, high = (centre - 255 * eps - 1e-4).ceil(), (centre + 255 * eps + 1e-4).floor()
     wanted = (255 * images.double()).round()
-    # Where ε holds no level at all, the clean pixel's nearest one is what a file would have.
+    # Where no level lies within ε, take the level nearest to the clean pixel, as a file would.
     wanted = torch.where(low <= high, torch.minimum(torch.maximum(wanted, low), high), centre.round())
     return wanted.clamp(0, 255).to(torch.uint8)
 
 
-# What a file makes of perturbed images, given the clean ones and ε.
-FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+# Perturbed images as files, from the images, the clean ones and ε.
+FILE_FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "8 bits": lambda images, clean, eps: levels_within(images, clean, eps).to(images.dtype) / 255,
     "JPEG 90": lambda images, clean, eps: through_jpeg(images),
 }

@@ -1,37 +1,39 @@
-"""The strong audit: the ensemble on every goal, in fixed batches, and what it comes to.
+"""The strong audit: the ensemble on every goal, in fixed batches, and its results.
 
-Over several ε, what a smaller one found stays in the contest and is where one more attack starts: curves can only fall.
+Over several ε, the results of a smaller ε are kept, and one more attack starts from them. Curves can only fall.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attacks import Scene
-from ..console import Report
+from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units
 from ..geometry import euclidean
-from ..model.frozen import Embed, embed_all
-from ..perturb.ascend import Budget
-from ..perturb.ball import Ball
-from ..random import Key
-from ..scores import ERS_COLUMNS, ers
+from ..model.frozen import embed_all
+from ..scores import ers
+from .curves import described
 from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
-from .intake import Material
-from .outcomes import NOT_PERCENT, Outcome, RunRows, in_units
-from .realisable import FORMS, levels_within
+from .outcomes import Outcome, RunRows
+from .plan import AuditSettings
+from .realisable import FILE_FORMS, levels_within
 from .receipts import Receipts, receipted
-from .shards import Shard, Shards
+from .shards import Shard
+from .subject import Subject
 
-__all__ = ["Strong", "additions", "overstated", "strengthen", "tables_of"]
+__all__ = [
+    "Strong",
+    "additions",
+    "overstated",
+    "strengthen",
+]
 
 
 @dataclass(frozen=True, eq=False)
 class Strong:
-    """What the ensemble found: rows like those of a standard run, and what is known about them."""
+    """The results of the ensemble: rows like those of a standard run, and facts about them."""
 
     runs: tuple[RunRows, ...]
     curve: dict[str, Any] | None
@@ -40,68 +42,49 @@ class Strong:
     receipts: dict[str, dict[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class Ensemble:
+    """The members, a second model to transfer from, and every ε, the smallest first."""
+
+    members: tuple[Member, ...]
+    surrogate: Surrogate | None
+    ladder: tuple[float, ...]
+
+    @property
+    def said(self) -> str:
+        """What the rows of a batch depend on, as recorded in their shard."""
+        other = "" if self.surrogate is None else self.surrogate.weights
+        return f"{[m.name for m in self.members]} {SQUARE_QUERIES} {list(self.ladder)} {other}"
+
+
 def strengthen(
+    subject: Subject,
     chosen: Sequence[Task],
     standard: Sequence[RunRows],
-    embed: Embed,
-    material: Material,
-    scene: Scene,
-    attacked: Mapping[str, Tensor],
-    ball: Ball,
-    budget: Budget,
-    batch: int,
-    key: Key,
-    climbing: Callable[[], AbstractContextManager[object]],
-    shards: Shards,
-    report: Report,
     *,
     members: Sequence[Member] = MEMBERS,
     surrogate: Surrogate | None = None,
     epsilons: Sequence[float] = (),
 ) -> Strong:
-    """The ensemble on every goal, batch by batch; batches that have a shard are not done again."""
+    """The ensemble on every goal, batch by batch; batches with a shard are not repeated."""
     members = [m for m in members if surrogate is not None or m.kind != "transfer"]
-    ladder = sorted({*epsilons, ball.eps})
-    what = f"{[m.name for m in members]} {SQUARE_QUERIES} {ladder} {'' if surrogate is None else surrogate.weights}"
+    attacked = subject.attacked
+    ladder = sorted({*epsilons, subject.settings.ball.eps})
     runs, whole, receipts = [], {}, {}
     if members:
         samples = len(ladder) * sum(len(attacked[task.goal.side]) for task in chosen)
-        report.say(f"strong: up to {STEPS * samples:,} image-steps and {SQUARE_QUERIES * samples:,} queries of Square")
-
-    def contested(task: Task, label: str) -> Shard:
-        """All rows of one goal: its batches that have no shard yet are made, each by one rank."""
-        ids, made = attacked[task.goal.side], f"{what} {task.goal.run} {[goal.run for goal in task.first]}"
-        known = shards.whole(label, made)
-        if known is not None:
-            return known
-        batches, shown = ids.split(batch), set(receipted(ids))
-        kept = shards.kept(label, len(batches), made)
-        done = sum(len(batches[index]) for index in kept)
-        with report.task(f"{task.name} (strong)", len(ids), done) as advance:
-
-            def climbed(part: Tensor, images: Tensor) -> tuple[dict[str, Tensor], int]:
-                nonlocal done
-                with climbing():
-                    contest = Contest(task, embed, images.to(scene.gallery.dtype), scene, part, key)
-                    rows = _climb_ladder(contest, ladder, ball, budget, members, surrogate, shown)
-                done += len(part) * shards.ranks.size
-                advance(min(done, len(ids)), "")
-                return rows, contest.steps
-
-            parts = shards.each(label, batches, made, kept, material.side(task.goal.side), climbed)
-        joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
-        every = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
-        return shards.keep(label, None, every, made)
-
+        steps, queries = STEPS * samples, SQUARE_QUERIES * samples
+        subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of Square")
+    ensemble = Ensemble(tuple(members), surrogate, tuple(ladder))
     for task in chosen:
         label = f"{task.name}.strong"
-        known = contested(task, label)
+        known = _contested(subject, ensemble, task, label)
         runs.append(_run_rows(task, label, known, standard))
         whole[task.name] = known.rows
         receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
     return Strong(
         tuple(runs),
-        _curve(chosen, whole, ladder) if len(ladder) > 1 else None,
+        _curve(chosen, whole, ladder, members, len(attacked["query"])) if len(ladder) > 1 else None,
         {
             "members": [m.name for m in members],
             "surrogate": None if surrogate is None else surrogate.weights,
@@ -109,42 +92,62 @@ def strengthen(
             "image_steps": sum(run.image_steps for run in runs),
             "queries": int(sum(rows["queries"].sum() for rows in whole.values())),
             "after": {task.name: _after(task, whole[task.name], members) for task in chosen},
-            "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FORMS},
+            "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS},
         },
         _doubts(chosen, whole, members),
         receipts,
     )
 
 
-def _climb_ladder(
-    contest: Contest,
-    ladder: Sequence[float],
-    ball: Ball,
-    budget: Budget,
-    members: Sequence[Member],
-    surrogate: Surrogate | None,
-    kept: set[int],
-) -> dict[str, Tensor]:
-    """All members at every ε, the smallest first, and the rows that are left of it."""
+def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> Shard:
+    """All rows of one goal; batches without a shard are computed, each by one rank."""
+    ids, shards, scene = subject.attacked[task.goal.side], subject.shards, subject.scene
+    made = f"{ensemble.said} {task.goal.run} {[goal.run for goal in task.first]}"
+    known = shards.whole(label, made)
+    if known is not None:
+        return known
+    batches, shown = ids.split(subject.settings.batch), set(receipted(ids))
+    kept = shards.kept(label, len(batches), made)
+    done = sum(len(batches[index]) for index in kept)
+    with subject.report.task(f"{task.name} (strong)", len(ids), done) as advance:
+
+        def climbed(part: Tensor, images: Tensor) -> tuple[dict[str, Tensor], int]:
+            nonlocal done
+            with subject.precision():
+                contest = Contest(task, subject.embed, images.to(scene.gallery.dtype), scene, part, subject.key)
+                rows = _climb_ladder(contest, ensemble, subject.settings, shown)
+            done += len(part) * shards.ranks.size
+            advance(min(done, len(ids)), "")
+            return rows, contest.steps
+
+        parts = shards.each(label, batches, made, kept, subject.material.side(task.goal.side), climbed)
+    joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
+    every = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
+    return shards.keep(label, None, every, made)
+
+
+def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings, kept: set[int]) -> dict[str, Tensor]:
+    """All members at every ε, the smallest first; returns the rows."""
     task, rows = contest.task, {"ids": contest.ids}
+    ball, budget, members = settings.ball, settings.budget, ensemble.members
     if contest.targets is not None:
         rows["targets"] = contest.targets
     rows |= {f"before/{name}": row for name, row in contest.initial.items()}
-    for place, eps in enumerate(ladder):
+    for place, eps in enumerate(ensemble.ladder):
         here, starts = replace(ball, eps=eps), contest.found() if place else None
         scale = eps / ball.eps if ball.eps else 1.0
         scaled = replace(budget, alpha=budget.alpha * scale)
         contest.standard(here, scaled)
-        if starts is not None and not members:  # a curve of the standard attacks is one of nothing else
+        if starts is not None and not members:  # without members, a curve uses the standard attacks only
             contest.standard(here, scaled, starts)
         rows["after/standard"] = contest.measures[task.main]
         if starts is not None and members:
-            contest.enter(WARM, here, surrogate, starts)
+            contest.enter(WARM, here, ensemble.surrogate, starts)
         for member in members:
             before = contest.measures[task.main]
-            contest.enter(member, here, surrogate)
+            contest.enter(member, here, ensemble.surrogate)
             rows[f"after/{member.name}"] = now = contest.measures[task.main]
-            if eps <= ball.eps:  # whom a smaller ε beat is lost before the audit's own begins
+            if eps <= ball.eps:  # samples that a smaller ε beat are lost before the audit's own ε
                 gain = (now - before).abs() > 0.05
                 rows[f"beaten/{member.kind}"] = gain | rows.get(f"beaten/{member.kind}", torch.zeros_like(gain))
         rows |= {f"curve/{place}/{name}": row for name, row in contest.measures.items()}
@@ -157,11 +160,11 @@ def _climb_ladder(
 
 
 def _snapshot(contest: Contest, eps: float, kept: set[int]) -> dict[str, Tensor]:
-    """What is reported of the audit's own ε: measures, as files too, and the receipts."""
+    """Results at the audit's own ε: measures, the same as files, and receipts."""
     rows = {f"held/{name}": row for name, row in contest.measures.items()}
     clean = contest.scene.clean(contest.task.goal.side)[contest.ids]
     rows["shift"] = euclidean(contest.embeddings, clean).double()
-    for form, change in FORMS.items():
+    for form, change in FILE_FORMS.items():
         if contest.images.shape[1] in (1, 3):
             after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, eps)]))
             rows |= {f"{form}/{name}": row for name, row in after.items()}
@@ -170,7 +173,7 @@ def _snapshot(contest: Contest, eps: float, kept: set[int]) -> dict[str, Tensor]
     levels = levels_within(contest.images[picked], contest.clean[picked], eps)
     rows |= {"receipt/ids": contest.ids[picked], "receipt/images": levels}
     rows["receipt/measure"] = contest.measures[contest.task.main][picked]
-    if len(picked):  # what is stated is measured on the files as they will be
+    if len(picked):  # stated measures are of the images in the files
         seen = embed_all(contest.embed, [levels.to(contest.clean.dtype) / 255])
         rows["receipt/measure"] = contest.measure(seen, picked)[contest.task.main]
     if contest.targets is not None:
@@ -178,14 +181,14 @@ def _snapshot(contest: Contest, eps: float, kept: set[int]) -> dict[str, Tensor]
     return rows
 
 
-# ---------------------------------------------------------------- what it comes to
+# ---------------------------------------------------------------- results
 
 
 def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows]) -> RunRows:
     rows, held = shard.rows, {}
     for column, measure in task.columns.items():
         worst = rows[f"held/{measure}"]
-        for run in standard:  # made again they are the same; where a device computes otherwise, the worse counts
+        for run in standard:  # repeated runs are equal; if a device computes differently, the worse one counts
             known = run.measures.get("corrected", {}).get(column)
             if known is not None:
                 worst = torch.maximum(worst, known) if column in FALLS else torch.minimum(worst, known)
@@ -208,7 +211,7 @@ def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows])
 
 
 def _columns(chosen: Sequence[Task], whole: Mapping[str, Mapping[str, Tensor]], head: str) -> dict[str, Any]:
-    """Means of every column under `head` of the rows, and ERS where all of its columns are there."""
+    """Means of every column under `head` of the rows, and ERS where all its columns exist."""
     values = {}
     for task in chosen:
         for column, measure in task.columns.items():
@@ -229,6 +232,8 @@ def _curve(
     chosen: Sequence[Task],
     whole: Mapping[str, Mapping[str, Tensor]],
     ladder: Sequence[float],
+    members: Sequence[Member],
+    queries: int,
 ) -> dict[str, Any]:
     """R@1 and, where it is defined, ERS at every ε, the clean values first."""
     points = [_columns(chosen, whole, head) for head in ("before/", *(f"curve/{i}/" for i in range(len(ladder))))]
@@ -240,7 +245,7 @@ def _curve(
         lines["ERS"] = [point["ers"] for point in points]
     for column in points[0]["columns"]:
         lines.setdefault(column, [point["columns"][column] for point in points])
-    return {"about": "the worst that any attack found", "eps": [0.0, *ladder], "lines": lines}
+    return {**described(chosen, members, queries), "eps": [0.0, *ladder], "lines": lines}
 
 
 def _doubts(
@@ -248,11 +253,11 @@ def _doubts(
     whole: Mapping[str, Mapping[str, Tensor]],
     members: Sequence[Member],
 ) -> dict[str, float]:
-    """What flags ask about the ensemble, in percent.
+    """The input of the flags about the ensemble, in percent.
 
-    The shares of samples that Square, or transfer, still beat after all attacks by gradients, at the audit's ε or a
-    smaller one of its curve: of right answers, or, without a recall goal, of samples that it pushed 5 % of the list
-    further.
+    The shares of samples that Square, or transfer, beat after all gradient attacks, at the audit's ε or a smaller one
+    of its curve. They are shares of right answers. Without a recall goal, they count samples moved by 5 % of the list
+    or more.
     """
     found: dict[str, float] = {}
     task = next((each for each in chosen if each.name == "recall"), chosen[0] if chosen else None)
@@ -267,9 +272,9 @@ def _doubts(
 
 
 def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """What the standard and the strong audit say of `what`: of ERS, or of the column that fell most.
+    """The standard and the strong value of `what`: of ERS, or of the column that fell most.
 
-    As they are printed, with one decimal: a reader who subtracts them gets the difference that the flag names.
+    Rounded to one decimal, as in the table, so that their difference equals the one in the flag.
     """
     standard, strong = outcomes["corrected"], outcomes["strong"]
     if standard.ers is not None and strong.ers is not None:
@@ -290,37 +295,6 @@ def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     }
 
 
-def tables_of(audit: Mapping[str, Any]) -> dict[str, list[list[str]]]:
-    """Tables of an audit.json for a reader, by title, the head of each first; none where it is of no strong audit."""
-    from ..report.collect import dig, number
-
-    strong = audit.get("strong") or {}
-    after, forms = strong.get("after") or {}, strong.get("realisable") or {}
-    found: dict[str, list[list[str]]] = {}
-    if after:
-        members = list(dict.fromkeys(name for each in after.values() for name in each))
-        named = {{"recall": "R@1", "ES": "ES:D"}.get(goal, goal): each for goal, each in after.items()}
-        rows = [[name, *(_said(name, number(each.get(member))) for member in members)] for name, each in named.items()]
-        found["What each member left"] = [["goal", *members], *rows]
-    if forms:
-        outcome = dig(audit, "protocols", "strong") or {}
-        columns = {name: dig(column, "value") for name, column in (outcome.get("columns") or {}).items()}
-        kinds = {"as found": {**columns, "ERS": dig(outcome, "ers", "value")}}
-        kinds |= {form: {**(dig(each, "columns") or {}), "ERS": dig(each, "ers")} for form, each in forms.items()}
-        cells = {name: [number(each.get(name)) for each in kinds.values()] for name in kinds["as found"]}
-        rows = [
-            [name, *(_said(name, cell) for cell in row)]
-            for name, row in cells.items()
-            if any(c is not None for c in row)
-        ]
-        found["As files"] = [["column", *kinds], *rows]
-    return found
-
-
-def _said(column: str, value: float | None) -> str:
-    return "–" if value is None else f"{value:.{3 if column in NOT_PERCENT else 1}f}"
-
-
 def additions(
     strong: Strong,
     outcomes: Mapping[str, Outcome],
@@ -329,7 +303,7 @@ def additions(
     model: Mapping[str, Any],
     data: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What it adds to an Audit: a curve, what is known about the ensemble, and receipts."""
+    """The fields it adds to an Audit: a curve, facts about the ensemble, and receipts."""
     if settings["strength"] != "strong":
         return {"curve": strong.curve}
     about = {"model": model["weights"], "data": data}

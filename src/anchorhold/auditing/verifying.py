@@ -1,65 +1,66 @@
-"""verify(): do the receipts of an audit hold? In seconds, without attacking.
+"""verify(): check the receipts of an audit in seconds, without attacking.
 
-Is this the model, are these the data, are all of the samples there and no other, is every image within ε of its sample,
-is the target the one that the seed draws, does the model answer as stated, and does audit.json, where it lies beside,
-say the same?
+The checks: model and data are the stated ones; the receipts cover exactly the samples that seed and limit determine;
+every image is within ε of its sample; targets are those that the seed draws; the model gives the stated measures; and
+audit.json, if present, agrees.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attacks import Goal, Scene, goal_named
+from ..attacks.goal import Goal, Scene
+from ..attacks.menu import goal_named
+from ..columns import pixel_fraction
 from ..console import Report, Silent
 from ..data.datasets import dataset
-from ..device import device_named, living_on
+from ..device import device_named, living_on, precise
 from ..errors import DataError, RunError
 from ..model.chunked import chunked
-from ..model.frozen import Embed, embed_all, frozen, precise
-from ..model.victim import as_victim, fingerprint_of
+from ..model.frozen import Embed, embed_all, frozen
+from ..model.wrap import as_victim, fingerprint_of
 from ..random import Key
 from .ensemble import Task, tasks
-from .intake import Data, Material, prepare, sample
+from .inputs import Data, Material, prepare, sample
+from .plan import AttackRun
 from .receipts import digest, read_pixels, read_receipts, receipted
-from .sweep import AttackRun
-from .verdict import fraction
 
 __all__ = ["Verified", "verify"]
 
-SLACK = 1e-3  # of a level
-AGREES = 2e-3  # how far a measure may be from what is stated: two ranks of a thousand
-ROUNDING = 1e-4  # how far fp32 on another device may move an embedding, ten times over
-LARGEST = 10_000  # setting of an attack, such as w: more targets than memory holds are no attack
-DRAWS = 16  # such moves that are tried where a target or a measure is not as stated
+LEVEL_SLACK = 1e-3  # tolerance of an 8-bit level
+AGREES = 2e-3  # tolerance of a stated measure: two ranks of a thousand
+ROUNDING = 1e-4  # ten times the difference of an fp32 embedding between two devices
+LARGEST = 10_000  # maximum of an attack's setting, such as w, to limit memory
+DRAWS = 16  # random roundings tried where a target or a measure differs
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was checked, and what is wrong with it."""
+    """The checked receipts, and the problems found."""
 
     images: int
-    means: dict[str, float]  # by goal, with settings that are not the usual ones: its images' measure by this model
+    means: dict[str, float]  # mean measure by goal; names include settings that are not the default
     eps: float
     seed: int
     limit: int
-    of: str  # the images they are of, in words
-    beside: bool  # whether audit.json was there to compare with
+    of: str  # the data, in words
+    beside: bool  # whether there is an audit.json to compare with
     problems: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         goals = ", ".join(f"{name} {mean:.3f}" for name, mean in self.means.items())
         many = f"{self.limit:,} samples" if self.limit else "all samples"
-        same = "model, data, ε, seed and goals are those of audit.json, whose scores were not made again"
+        same = "model, data, ε, seed and goals agree with audit.json; its scores were not recomputed"
         told = same if self.beside else "there is no audit.json to compare with"
         return (
-            f"{self.images} images of {len(self.means)} goals hold: {goals}\n"
-            f"ε = {fraction(self.eps)}, seed {self.seed}, {many} of {self.of}; measures within {AGREES:g}; {told}"
+            f"{self.images} images of {len(self.means)} goals verified: {goals}\n"
+            f"ε = {pixel_fraction(self.eps)}, seed {self.seed}, {many} of {self.of}; measures within {AGREES:g}; {told}"
         )
 
 
@@ -79,15 +80,16 @@ def verify(
     goals = {name: _task(place, name, how) for name, how in told["goals"].items()}
     where, victim = device_named(device), as_victim(model)
     data = _meant(data, told)
-    # Images that an audit skipped are skipped here too; with any others the fingerprints differ.
+    # Images that the audit skipped are skipped here too. Other changes show in the fingerprints.
     material = prepare(data, victim, where, report or Silent(), told.get("resize"), told.get("crop"), "skip")
     problems, beside = _compare(place, told)
     known = len(problems)
     if fingerprint_of(victim) != told["model"]:
-        problems.append(f"the receipts are of another model: weights {told['model']}, not {fingerprint_of(victim)}")
-    for side in ("gallery", "query"):
-        if material.describe()[side]["fingerprint"] != told["data"][side]["fingerprint"]:
-            problems.append(f"the receipts are of other data: the {side} has another fingerprint")
+        problems.append(f"the receipts belong to another model: weights {told['model']}, not {fingerprint_of(victim)}")
+    sides: tuple[Literal["gallery", "query"], ...] = ("gallery", "query")
+    for side in sides:
+        if not material.side(side).split.has_fingerprint(told["data"][side]["fingerprint"]):
+            problems.append(f"the receipts belong to other data: the fingerprint of the {side} differs")
     means: dict[str, float] = {}
     if len(problems) == known:
         with living_on(victim, where), frozen(victim) as view, precise():
@@ -104,19 +106,19 @@ def verify(
 
 
 def _meant(data: Data, told: Mapping[str, Any]) -> Data:
-    """Of a folder or a CSV the test split that training makes of it, where that was audited and not all of it."""
+    """The test split of a folder or CSV as training makes it, if the audit used that and not all of it."""
     kind = {"folder/test": "folder", "csv/test": "csv"}.get(str(told["data"]["query"].get("name")))
     if kind is None or not isinstance(data, str | Path):
         return data
     try:
         return dataset(kind, data)
-    except DataError:  # then it is another folder: the fingerprints say so
+    except DataError:  # another folder: the fingerprints will differ
         return data
 
 
 @dataclass(frozen=True, eq=False)
 class _Bench:
-    """What receipts are held against; what is wrong with them is added to `problems`."""
+    """The reference for receipts; errors are added to `problems`."""
 
     place: Path
     told: Mapping[str, Any]
@@ -126,7 +128,7 @@ class _Bench:
     problems: list[str]
 
     def check(self, name: str, task: Task, entries: Sequence[Mapping[str, Any]]) -> float:
-        """All receipts of one goal: samples, hashes, ε, targets and measures; the mean of these is returned."""
+        """Check all receipts of one goal: samples, hashes, ε, targets and measures. Returns the mean measure."""
         told, goal, key = self.told, task.goal, Key.of(self.told["seed"])("audit")
         labels = self.material.labels if goal.side == "query" else self.material.gallery_labels
         due = receipted(sample(labels, told["limit"], key("sample")))
@@ -135,7 +137,7 @@ class _Bench:
         if given != due:
             absent, other = len(set(due) - set(given)), len(set(given) - set(due))
             what = f"the {len(due)} samples that seed {told['seed']} and limit {told['limit']} fix"
-            said = f"{absent} are missing, {other} are of another sample"
+            said = f"{absent} are missing, {other} belong to another sample"
             self.problems.append(f"{name}: {len(given)} receipts for {what}: {said}")
             return math.nan
         ids = torch.tensor(due)
@@ -147,13 +149,13 @@ class _Bench:
         aims, drawn = self._aims(goal, numbers, [entry["targets"] for entry in entries], key)
         for entry, image, far, aim in zip(entries, pixels, away, drawn):
             if entry["hash"] != digest(told, name, entry, image):
-                self.problems.append(f"{entry['file']}: its hash is another; image, target or measure was changed")
-            if far > max(255 * told["eps"], 0.5) + SLACK:
-                said = f"{far:.0f} levels from its sample, and ε is {255 * told['eps']:g}"
+                self.problems.append(f"{entry['file']}: its hash differs: image, target or measure was changed")
+            if far > max(255 * told["eps"], 0.5) + LEVEL_SLACK:
+                said = f"{far:.0f}/255 from its sample, but ε is {pixel_fraction(told['eps'])}"
                 self.problems.append(f"{entry['file']}: {said}")
             if entry["targets"] != aim:
                 self.problems.append(
-                    f"{entry['file']}: aims at {entry['targets']}, and seed {told['seed']} draws {aim}"
+                    f"{entry['file']}: targets {entry['targets']}, but seed {told['seed']} draws {aim}"
                 )
         embeddings = embed_all(self.embed, [levels.to(self.scene.gallery.dtype) / 255])
 
@@ -164,14 +166,14 @@ class _Bench:
         measured = measure(embeddings, torch.arange(len(ids)))
         stated = torch.tensor([math.nan if e["measure"] is None else e["measure"] for e in entries]).double()
         for row in _untrue(stated, measured, embeddings, measure, key("rounding")):
-            said = f"{measured[row]:.4f} is measured, {stated[row]:.4f} is stated"
+            said = f"measured {measured[row]:.4f}, stated {stated[row]:.4f}"
             self.problems.append(f"{entries[row]['file']}: {said}")
         return float(measured.nanmean())
 
     def _aims(self, goal: Goal, ids: Tensor, stated: list[Any], key: Key) -> tuple[Tensor | None, list[Any]]:
-        """The targets that the seed draws, and as lists; of those that rounding may decide, the stated ones.
+        """The targets that the seed draws, also as lists. Where rounding may decide, the stated targets are accepted.
 
-        Some are drawn among the nearest, and where two are equally near, another device may have them the other way.
+        Some targets are drawn from the nearest items. If two are equally near, their order depends on the device.
         """
         aims = goal.targets(self.scene, ids, key)
         if aims is None:
@@ -193,16 +195,16 @@ class _Bench:
 
 
 def _rounded(e: Tensor, key: Key, rows: Tensor | None = None) -> Tensor:
-    """Embeddings moved as far as rounding might, in random directions."""
+    """Embeddings with a random error of the size of rounding."""
     numbers = torch.arange(len(e), device=e.device) if rows is None else rows.to(e.device)
     noise = F.normalize(key.normal(numbers, e.shape[1:])).to(e)
     return e + ROUNDING * noise
 
 
 def _untrue(stated: Tensor, measured: Tensor, embeddings: Tensor, measure: Any, key: Key) -> list[int]:
-    """Rows that are not as stated, and would not be if the embedding were rounded otherwise.
+    """Rows whose measure differs from the stated one, also under other roundings of the embedding.
 
-    A right answer is 1 or 0: where two items are equally near, another device may find the other one first.
+    A right answer is 1 or 0. If two items are equally near, their order depends on the device.
     """
     near = ((stated - measured).abs() <= AGREES) | (stated.isnan() & measured.isnan())
     rows = torch.nonzero(~near).squeeze(1)
@@ -215,8 +217,9 @@ def _untrue(stated: Tensor, measured: Tensor, embeddings: Tensor, measure: Any, 
 
 
 def _compare(place: Path, told: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """What audit.json states otherwise, and whether there is one: in the folder of the receipts, or around it."""
-    from ..report.collect import dig, read_audit
+    """The contradictions with audit.json, and whether there is one: in the folder of the receipts or its parent."""
+    from ..report.collect import read_audit
+    from ..runs.fields import dig
 
     folder = place.parent if place.name == "receipts" else place
     if not (folder / "audit.json").is_file():
@@ -224,21 +227,21 @@ def _compare(place: Path, told: Mapping[str, Any]) -> tuple[list[str], bool]:
     audit = read_audit(folder)
     pairs = {"model": dig(audit, "model", "weights"), "data": audit.get("data")}
     pairs |= {name: dig(audit, "settings", name) for name in ("eps", "seed", "limit", "resize", "crop")}
-    problems = [f"audit.json beside it states another {name}" for name, value in pairs.items() if told[name] != value]
+    problems = [f"audit.json states another {name}" for name, value in pairs.items() if told[name] != value]
     runs = [(str(dig(run, "attack")), run) for run in audit.get("runs") or ()]
     stated = [name for name, run in runs if dig(run, "goals", "strong") is not None]
     if sorted(stated) != sorted(told["receipts"]):
         names = ", ".join(stated) or "no strong audit"
-        problems.append(f"audit.json beside it has {names}; the receipts are of {', '.join(told['receipts'])}")
+        problems.append(f"audit.json has {names}; the receipts have {', '.join(told['receipts'])}")
     for name, run in runs:
         how, settings = told["goals"].get(name), dig(run, "goals", "corrected")
         if None not in (how, settings) and settings != how["settings"]:
-            problems.append(f"audit.json beside it has other settings of {name}")
+            problems.append(f"audit.json has other settings for {name}")
     return list(dict.fromkeys(problems)), True
 
 
 def _task(place: Path, name: str, how: Mapping[str, Any]) -> Task:
-    """The goal of that name as the ensemble has it."""
+    """The goal of that name in the ensemble."""
     usual = asdict(goal_named(how["attack"], "corrected"))
     del usual["protocol"]
     for key, value in how["settings"].items():
@@ -255,6 +258,6 @@ def _task(place: Path, name: str, how: Mapping[str, Any]) -> Task:
 
 
 def _unusual(task: Task) -> str:
-    """Settings of a goal that are not the usual ones, as --attacks takes them."""
+    """Settings of a goal that are not the default, in the form of --attacks."""
     usual = asdict(goal_named(task.goal.name, "corrected"))
     return "".join(f":{key}={value}" for key, value in asdict(task.goal).items() if value != usual[key])

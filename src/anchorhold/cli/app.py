@@ -1,46 +1,50 @@
-"""The application: how a command fails, and the options that several commands share."""
+"""The Typer application: error handling, and the options that several commands share."""
 
 import errno
 import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from ..console import Console, Patient
-from ..errors import AnchorholdError, Interrupted, RunError
+from ..config.numbers import parse_number
+from ..console import Console, Patient, Visible, shown
+from ..errors import AnchorholdError, Interrupted, RunError, from_environment, lacks_memory
 
 __all__ = ["Commands", "app", "number", "numbers"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 
-# What the system refuses and no code of ours is to blame for: access, names too long even to look for, a full disk.
-_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOSPC}
+# Errors of the file system, not of the program: access denied, names too long, circular links, a full disk.
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+_REFUSED |= {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class Commands(TyperGroup):
-    """How a command may fail: one line and exit code 2 where the user can mend it, 130 where they stopped it."""
+    """Handles errors: one line and exit code 2 if you can fix it, 130 after an interrupt, else a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None where it is closed, as by >&-
+        with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None if it is closed, e.g. by >&-
             return super().main(*args, **kwargs)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if "--debug" in args:  # it may stand anywhere
+        if "--debug" in args:  # accepted anywhere on the command line
             args = ["--debug", *(word for word in args if word != "--debug")]
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (Interrupted, KeyboardInterrupt) as error:  # left to itself, typer exits without a word
-            if os.environ.get("RANK", "0") == "0":  # all ranks stop together
-                Console().say(str(error) or "stopped")
+        except (Interrupted, KeyboardInterrupt) as error:  # typer would exit without a message
+            if os.environ.get("RANK", "0") == "0":  # all ranks stop together; one message is enough
+                Console().say(shown(str(error)) or "stopped")
             raise typer.Exit(130) from None
-        except (AnchorholdError, OSError) as error:
-            text = _told(error)
+        except (Exception, SystemExit) as error:
+            text = _message(error)
             if ctx.params["debug"] or not text:
                 raise
             rank = os.environ.get("RANK", "0")
@@ -48,19 +52,40 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from None
 
 
-def _told(error: AnchorholdError | OSError) -> str:
-    """The one line for an error that the user can mend; "" where a traceback says more."""
+def _message(error: BaseException) -> str:
+    """The one-line message for an error that the user can fix; "" if a traceback is more useful."""
     if isinstance(error, AnchorholdError):
-        return str(error)
-    if error.errno not in _REFUSED:
+        return shown(str(error))
+    if isinstance(error, SystemExit):  # no command of ours ends this way
+        return f"your own code called sys.exit({error.code!r}) while this command ran it; remove that call"
+    if lacks_memory(error):
+        reason = shown((str(error).strip().splitlines() or [type(error).__name__])[0][:160])
+        return (
+            f"out of memory ({reason}); free some memory, or use a smaller --batch; in training, set a smaller "
+            "batch.pairs, fewer data.workers, or read images from disk with --set data.store=stream"
+        )
+    if not isinstance(error, OSError) or error.errno not in _REFUSED:
         return ""
-    said = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return f"{said}; --debug says where it is needed"
+    named = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return shown(f"{named}; run again with --debug to see where")
 
 
-app = typer.Typer(
+class _Command(TyperCommand):
+    """A command whose output has its control characters escaped; help keeps its colours."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with redirect_stdout(sys.stdout and Visible(sys.stdout)):
+            return super().invoke(ctx)
+
+
+class _App(typer.Typer):
+    def command(self, *args: Any, **kwargs: Any) -> Callable[[Function], Function]:
+        return super().command(*args, **{"cls": _Command, **kwargs})
+
+
+app = _App(
     cls=Commands,
-    help="Image retrieval that holds under attack: train, attack and score embedding models.",
+    help="Robust image retrieval: train, attack and score embedding models.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -69,61 +94,77 @@ app = typer.Typer(
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
 Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
-Root = Annotated[Path | None, typer.Option(help="Where the data set lies")]
-HeldOut = Annotated[int, typer.Option(help="Test on the last so many training classes, not on the test split")]
+Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
+HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training classes, not on the test split")]
 Budget = Annotated[
     str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
 ]
-Eps = Annotated[str, typer.Option(help="How far a pixel may move, of 1, instead of the budget's")]
-Alpha = Annotated[str, typer.Option(help="Length of a step, instead of the budget's")]
-Steps = Annotated[int | None, typer.Option(help="Steps of PGD, instead of the budget's")]
+Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; overrides the budget's ε")]
+Alpha = Annotated[str, typer.Option(help="Step size, e.g. 1/255; overrides the budget's α")]
+Steps = Annotated[int | None, typer.Option(help="Number of PGD steps; overrides the budget's")]
 Method = Annotated[str, typer.Option(help="pgd, fgsm or cw (C&W, 50 iterations)")]
-Mean = Annotated[str, typer.Option(help="For your own module: the channels' means, such as .485,.456,.406")]
-Std = Annotated[str, typer.Option(help="For your own module: their standard deviations")]
-Size = Annotated[str, typer.Option(help="Side of the images it takes, or HEIGHT,WIDTH")]
-Resize = Annotated[int | None, typer.Option(help="Files are resized to this square; by default to fit the model")]
-Crop = Annotated[int | None, typer.Option(help="And this square is cut out of its middle")]
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated")]
+Mean = Annotated[str, typer.Option(help="Channel means for your own module, e.g. .485,.456,.406")]
+Std = Annotated[str, typer.Option(help="Channel standard deviations for your own module, e.g. .229,.224,.225")]
+Size = Annotated[str, typer.Option(help="Input size of the model: SIDE or HEIGHT,WIDTH")]
+Resize = Annotated[int | None, typer.Option(help="Resize image files to this square; default: the model's own")]
+Crop = Annotated[int | None, typer.Option(help="Then centre-crop to this square; default: the model's own")]
+Classes = Annotated[
+    str,
+    typer.Option(help="For a folder or CSV that the model was trained on: unseen (only its test classes) or all"),
+]
+Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable")]
 
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from .. import __version__
+        from ..version import __version__
 
         print(f"anchorhold {__version__}")
         raise typer.Exit
 
 
-RANKED = ("train", "resume", "audit", "embed")  # what several ranks can do together
+RANKED = ("train", "resume", "audit", "embed")  # the commands that torchrun can start
 
 
 @app.callback()
 def _options(
     ctx: typer.Context,
     debug: Annotated[
-        bool, typer.Option("--debug", envvar="ANCHORHOLD_DEBUG", help="Show the traceback of an error, in any command")
+        bool, typer.Option("--debug", envvar="ANCHORHOLD_DEBUG", help="Show the full traceback of an error")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit")
     ] = False,
 ) -> None:
     """Options of every command; `Commands` reads them."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and ctx.invoked_subcommand not in RANKED:
-        raise RunError(f"{ctx.invoked_subcommand} is for one process; torchrun is for {', '.join(RANKED)}")
+    if from_environment("WORLD_SIZE", 1, 1) > 1 and ctx.invoked_subcommand not in RANKED:
+        raise RunError(f"{ctx.invoked_subcommand} runs in one process; use torchrun only for {', '.join(RANKED)}")
 
 
 def number(option: str, text: str) -> float:
-    """A number, or a fraction such as 8/255."""
-    from fractions import Fraction
-
-    from ..settings import check
+    """A number from the command line, as a decimal or a fraction such as 8/255."""
+    from ..errors import brief, check
 
     try:
-        return float(Fraction(text.replace(" ", "")))
-    except (ValueError, ZeroDivisionError):
-        check(False, f"{option} wants a number such as 8/255, got {text!r}")
+        return float(parse_number(text))
+    except (ValueError, ZeroDivisionError, OverflowError):
+        check(False, f"{option} needs a number such as 8/255, got {brief(text)}")
         raise
 
 
 def numbers(option: str, text: str) -> list[float] | None:
+    """Numbers from the command line, separated by commas; None for empty text."""
     return [number(option, part) for part in text.split(",")] if text else None
+
+
+def model_of(spec: str, mean: str, std: str, size: str, option: str = "--") -> Any:
+    """The model that a command line names, with what is said around it."""
+    from ..model.load import load_model
+
+    sides = numbers("--size", size)
+    return load_model(
+        spec,
+        mean=numbers(f"{option}mean", mean),
+        std=numbers(f"{option}std", std),
+        size=None if sides is None else [int(side) for side in (sides * 2 if len(sides) == 1 else sides)],
+    )

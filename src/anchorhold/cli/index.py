@@ -1,4 +1,4 @@
-"""embed, search and export."""
+"""The commands embed, search and export."""
 
 import json
 from dataclasses import asdict
@@ -14,22 +14,22 @@ from .app import Crop, Device, Mean, Model, Resize, Size, Std, app, numbers
 def embed(
     model: Model,
     source: Annotated[str, typer.Argument(help="A folder of images, a CSV (path[,label]) or a tar")],
-    out: Annotated[Path, typer.Option(help="The folder of the index; the same one again goes on")],
+    out: Annotated[Path, typer.Option(help="Output folder of the index; give the same one to resume")],
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
     resize: Resize = None,
     crop: Crop = None,
-    on_bad_image: Annotated[str, typer.Option(help="fail or skip")] = "fail",
-    batch: Annotated[int, typer.Option(help="How many images are embedded at a time")] = 128,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Write vectors.parquet as well")] = False,
+    on_bad_image: Annotated[str, typer.Option(help="Unreadable images: fail or skip")] = "fail",
+    batch: Annotated[int, typer.Option(help="Images per batch")] = 128,
+    parquet: Annotated[bool, typer.Option("--parquet", help="Also write vectors.parquet")] = False,
     device: Device = "auto",
 ) -> None:
-    """Turn images into vectors: an index that can be searched."""
+    """Embed images into an index that you can search."""
     from shlex import quote
 
     from ..console import Console
-    from ..index import embed as embed_images
+    from ..index.embedding import embed as embed_images
 
     index = embed_images(
         _named(model, mean, std, size),
@@ -37,40 +37,44 @@ def embed(
         out,
         resize=resize,
         crop=crop,
-        on_bad_image=on_bad_image,  # type: ignore[arg-type]  # it is checked there
+        on_bad_image=on_bad_image,  # type: ignore[arg-type]  # checked by the callee
         batch=batch,
         parquet=parquet,
         device=device,
         report=Console(),
     )
-    print(f"{len(index):,} vectors: {out / 'vectors.safetensors'}, ids.csv{' and vectors.parquet' * parquet} beside it")
+    count = f"{len(index):,} vector{'s' * (len(index) != 1)}"
+    print(f"{count}: {out / 'vectors.safetensors'}, ids.csv{' and vectors.parquet' * parquet} beside it")
     print(f"next: anchorhold search {quote(str(out))} IMAGE")
 
 
 @app.command()
 def search(
-    index: Annotated[Path, typer.Argument(help="What `anchorhold embed` wrote")],
-    image: Annotated[Path, typer.Argument(help="The query, an image file")],
-    k: Annotated[int, typer.Option("-k", help="How many")] = 10,
-    model: Annotated[str, typer.Option(help="Where the model lies now, if it has moved")] = "",
+    index: Annotated[Path, typer.Argument(help="Index folder, written by `anchorhold embed`")],
+    image: Annotated[Path, typer.Argument(help="Query image file")],
+    k: Annotated[int, typer.Option("-k", help="Number of results")] = 10,
+    model: Annotated[str, typer.Option(help="New location of the model, if it has moved")] = "",
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
-    backend: Annotated[str, typer.Option(help="exact, or faiss where it is installed")] = "exact",
+    backend: Annotated[str, typer.Option(help="exact, or faiss (needs anchorhold[faiss])")] = "exact",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     device: Device = "auto",
 ) -> None:
     """Show the nearest images to a query image."""
-    from ..index import search as search_index
-    from ..settings import check
+    from ..errors import check
+    from ..index.searching import search as search_index
 
-    check(bool(model) or not (mean or std or size), "--mean, --std and --size go with --model: the index has its own")
+    check(
+        bool(model) or not (mean or std or size),
+        "--mean, --std and --size need --model; without it the index's own values are used",
+    )
     found = search_index(
         index,
         image,
         k,
         model=_named(model, mean, std, size) if model else None,
-        backend=backend,  # type: ignore[arg-type]  # it is checked there
+        backend=backend,  # type: ignore[arg-type]  # checked by the callee
         device=device,
     )
     print(json.dumps(asdict(found), indent=2) if as_json else found)
@@ -79,19 +83,22 @@ def search(
 @app.command()
 def export(
     model: Model,
-    out: Annotated[Path, typer.Option(help="The file, NAME.onnx")],
+    out: Annotated[Path, typer.Option(help="Output file, NAME.onnx")],
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
 ) -> None:
-    """Write a model as ONNX: images in [0, 1] in, unit vectors out; checked by onnxruntime."""
-    from ..index import export as export_model
+    """Export a model to ONNX (images in [0, 1] to unit vectors) and check it with onnxruntime."""
+    from ..index.exporting import export as export_model
+    from ..index.exporting import preparation_of
 
-    print(f"written: {export_model(_named(model, mean, std, size), out)}, the same as torch within 1e-4")
+    path = export_model(_named(model, mean, std, size), out)
+    print(f"written: {path}, which agrees with torch within 1e-4")
+    print(f"preprocessing: {preparation_of(path)}")
 
 
 def _named(spec: str, mean: str, std: str, size: str) -> Any:
-    from ..index import Named
+    from ..index.folder import Named
 
     sides = numbers("--size", size)
     whole = None if sides is None else [int(side) for side in (sides * 2 if len(sides) == 1 else sides)]

@@ -1,4 +1,4 @@
-"""verify and algorithm1, and what `audit` says of a strong one."""
+"""The commands verify and algorithm1, and the tables that `audit` prints after a strong audit."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,16 +6,32 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Crop, Data, Device, Eps, HeldOut, Mean, Resize, Root, Size, Std, app, number, numbers
-from .audit import _data, _model, _slug
+from .app import (
+    Classes,
+    Crop,
+    Data,
+    Device,
+    Eps,
+    HeldOut,
+    Mean,
+    Resize,
+    Root,
+    Size,
+    Std,
+    app,
+    model_of,
+    number,
+    numbers,
+)
+from .audit import _data, _slug, apart
 
 
 def second_model(spec: str, own: tuple[str, str], victims: tuple[str, str], size: str) -> Any:
-    """The surrogate, with a mean and std of its own: as given, as it knows them, or else the victim's."""
+    """The surrogate. Its mean and std are the given ones, else its own, else those of the audited model."""
     from ..model.embedder import Embedder
-    from ..model.victim import Victim, wrap
+    from ..model.wrap import Victim, wrap
 
-    model = _model(spec, *own, size, "--surrogate-")
+    model = model_of(spec, *own, size, "--surrogate-")
     known = not isinstance(model, Victim) or model.mean is not None or isinstance(model.module, Embedder)
     if known or not any(victims):
         return model
@@ -24,8 +40,8 @@ def second_model(spec: str, own: tuple[str, str], victims: tuple[str, str], size
 
 
 def print_tables(audit: Mapping[str, Any]) -> None:
-    """What each member of the ensemble left, and what is left of it in files."""
-    from ..auditing.strong import tables_of
+    """Print the tables of a strong audit: results by member of the ensemble, and after saving as image files."""
+    from ..report.strong import tables_of
 
     for title, rows in tables_of(audit).items():
         wide = [max(map(len, column)) + 2 for column in zip(*rows)]
@@ -36,8 +52,8 @@ def print_tables(audit: Mapping[str, Any]) -> None:
 
 @app.command()
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A strong audit, or its receipts")],
-    model: Annotated[str, typer.Option(help="The model it is said to be of, as for audit")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a strong audit, or its receipts folder")],
+    model: Annotated[str, typer.Option(help="The audited model, given as for audit")],
     data: Data,
     root: Root = None,
     mean: Mean = "",
@@ -46,52 +62,54 @@ def verify(
     held_out: HeldOut = 0,
     device: Device = "auto",
 ) -> None:
-    """Check the perturbed images of a published strong audit, without attacking: seconds."""
+    """Check the perturbed images of a published strong audit in seconds, without running attacks."""
     from ..auditing.verifying import verify as check_receipts
     from ..console import Console
     from ..errors import RunError
 
     images = _data(data, root, held_out)
-    found = check_receipts(folder, _model(model, mean, std, size), images, device=device, report=Console())
+    found = check_receipts(folder, model_of(model, mean, std, size), images, device=device, report=Console())
     for problem in found.problems:
         print(problem)
     if found.problems:
-        raise RunError(f"{folder} does not hold: {len(found.problems)} problems, the first: {found.problems[0]}")
+        count = f"{len(found.problems)} problem{'s' * (len(found.problems) > 1)}"
+        raise RunError(f"{folder} failed verification: {count}, the first: {found.problems[0]}")
     print(found)
 
 
 @app.command()
 def algorithm1(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Usually two: the natural and the robust one")
+        list[str], typer.Argument(metavar="MODEL...", help="One or more models, e.g. a natural and a robust one")
     ],
     data: Data,
     root: Root = None,
     eps: Eps = "0.01",
-    limit: Annotated[int, typer.Option(help="How many images are attacked; 0: all")] = 0,
-    seeds: Annotated[int, typer.Option(help="Random starts of PGD: mean ± std")] = 5,
+    limit: Annotated[int, typer.Option(help="Number of images to attack; 0 is all")] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of random starts of PGD; the table shows mean ± std")] = 5,
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
     resize: Resize = None,
     crop: Crop = None,
     held_out: HeldOut = 0,
-    batch: Annotated[int, typer.Option(help="How many images are attacked at a time")] = 128,
-    out: Annotated[Path | None, typer.Option(help="Where it is written; the same one again goes on")] = None,
+    classes: Classes = "unseen",
+    batch: Annotated[int, typer.Option(help="Images per batch")] = 128,
+    out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
     device: Device = "auto",
 ) -> None:
-    """003's table: R@1 and mAP@R under FGSM, C&W and PGD by its algorithm 1, for several models."""
+    """Compute ADML's table: R@1 and mAP@R of several models under FGSM, C&W and PGD by its algorithm 1."""
     from ..auditing.algorithm1 import algorithm1 as run_table
     from ..console import Console
 
-    out = out or Path("audits") / f"algorithm1-{_slug(data)}{f'-held-out-{held_out}' if held_out else ''}"
+    out = out or Path("audits") / f"algorithm1-{_slug(data)}{apart(held_out, classes)}"
     named = {}
     for number_, spec in enumerate(models):
         name = _slug(spec)
-        named[name if name not in named else f"{name}-{number_}"] = _model(spec, mean, std, size)
+        named[name if name not in named else f"{name}-{number_}"] = model_of(spec, mean, std, size)
     table = run_table(
         named,
-        _data(data, root, held_out, models),
+        _data(data, root, held_out),
         eps=number("--eps", eps),
         limit=limit,
         seeds=seeds,
@@ -101,6 +119,7 @@ def algorithm1(
         device=device,
         resize=resize,
         crop=crop,
+        classes=classes,  # type: ignore[arg-type]  # checked by the callee
     )
     print(table)
-    print(f"\nwritten: {out / 'algorithm1.json'}, and an audit for each model and method beside it")
+    print(f"\nwritten: {out / 'algorithm1.json'}; the same folder has an audit for each model and method")

@@ -1,4 +1,4 @@
-"""demo, train and resume."""
+"""The commands demo, train and resume."""
 
 from pathlib import Path
 from shlex import quote
@@ -6,69 +6,81 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import Device, Set, app
+from .app import Device, Mean, Set, Size, Std, app, model_of
 
 
 @app.command()
 def demo(
-    what: Annotated[str, typer.Argument(help="digits, or gaussians: the toy of paper 003")] = "digits",
-    seed: Annotated[int, typer.Option(help="Another seed trains and attacks other models")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Where the run folders go (runs/demo or runs/gaussians)")] = None,
-    side: Annotated[int | None, typer.Option(help="gaussians: 3 × side × side inputs (side 112)")] = None,
+    what: Annotated[str, typer.Argument(help="digits, or gaussians: the toy data of ADML")] = "digits",
+    seed: Annotated[int, typer.Option(help="Seed of training and attacks")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/demo or runs/gaussians")] = None,
+    side: Annotated[int | None, typer.Option(help="gaussians only: inputs are 3 × side × side; default: 112")] = None,
 ) -> None:
-    """Train on handwritten digits, naturally and robustly, and attack both: a minute or two, no download."""
+    """Train a natural and a robust model on handwritten digits and attack both: a minute or two, no download."""
     from ..console import Console
-    from ..demo import run_demo, table, write_pages
-    from ..settings import check, nearest
+    from ..demo.digits import run_demo, table, write_pages
+    from ..errors import check, nearest
 
-    check(what in ("digits", "gaussians"), f"no demonstration {what!r}; {nearest(what, ('digits', 'gaussians'))}")
+    check(what in ("digits", "gaussians"), f"no demo {what!r}; {nearest(what, ('digits', 'gaussians'))}")
     if what == "gaussians":
         _gaussians(seed, out or Path("runs/gaussians"), side)
         return
-    check(side is None, "--side is of the demonstration gaussians: leave it out")
+    check(side is None, "--side is only for `anchorhold demo gaussians`; leave it out")
     out = out or Path("runs/demo")
     result = run_demo(out, seed=seed, report=Console())
     print(table(result))
     pages = write_pages(out, result, Console())
     print(f"\nruns: {result['natural']['run']} and {result['robust']['run']}; numbers: {out / 'demo.json'}")
-    print(f"the pages, to open in a browser: {' and '.join(map(str, pages))}")
-    print("next: anchorhold train FOLDER, with a folder of images for each class")
+    print(f"report pages, for your browser: {' and '.join(map(str, pages))}")
+    print("next: anchorhold train FOLDER, where FOLDER has one folder of images for each class")
 
 
 def _gaussians(seed: int, out: Path, side: int | None) -> None:
     from ..console import Console
-    from ..demo_gaussians import SIDE, run_gaussians, table
+    from ..demo.gaussians import SIDE, run_gaussians, table
 
     result = run_gaussians(out, seed=seed, side=SIDE if side is None else side, report=Console())
     print(table(result))
     print(f"\nruns: {result['natural']['run']} and {result['robust']['run']}; numbers: {out / 'gaussians.json'}")
     if "figure" in result:
-        print(f"the figure: {result['figure']}")
+        print(f"figure: {result['figure']}")
 
 
 @app.command()
 def train(
     data: Annotated[str, typer.Argument(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")],
-    root: Annotated[Path | None, typer.Option(help="Where the data set lies")] = None,
-    recipe: Annotated[str | None, typer.Option(help="One of `anchorhold recipes` (hm-lga), or a TOML file")] = None,
-    row: Annotated[str | None, typer.Option(help="Instead: a published row, one of `anchorhold recipes rows`")] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of the data set")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: hm-lga")
+    ] = None,
+    row: Annotated[str | None, typer.Option(help="Reproduce a published row from `anchorhold recipes rows`")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model to start from: your own, module:function, or as `audit` takes it")
+    ] = None,
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
     weights: Annotated[str | None, typer.Option(help="imagenet, timm:NAME, a file, a run folder, or none")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Short for --set train.epochs=N")] = None,
-    seed: Annotated[int | None, typer.Option(help="Short for --set train.seed=N")] = None,
-    on_bad_image: Annotated[str | None, typer.Option(help="fail or skip")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one in runs")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Same as --set train.epochs=N")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --set train.seed=N")] = None,
+    on_bad_image: Annotated[str | None, typer.Option(help="Unreadable images: fail or skip")] = None,
     set_: Set = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Train a robust embedding model; everything about it goes into a run folder."""
+    """Train a robust embedding model; settings, metrics and weights go into a run folder."""
+    from ..config.recipes import parse_assignments, settings_from
     from ..console import Console
     from ..data.datasets import dataset
-    from ..layers import parse_assignments, settings_from
-    from ..rows import check_row, row_named, row_settings
-    from ..settings import check
-    from ..training import fit
+    from ..errors import check
+    from ..reproduce.rows import check_row, row_named, row_settings
+    from ..training.fit import fit
 
-    check(recipe is None or row is None, "--row brings its recipe along: leave out --recipe")
+    check(
+        model is None or (weights is None and row is None), "--model brings its weights: leave out --weights and --row"
+    )
+    check(model is not None or not (mean or std or size), "--mean, --std and --size are for --model: leave them out")
+    check(recipe is None or row is None, "--row has its own recipe; leave out --recipe")
     published = None if row is None else row_named(row)
     changes = parse_assignments(set_) if published is None else row_settings(published, set_)
     _put(changes, "train", "epochs", epochs)
@@ -82,73 +94,86 @@ def train(
         row = published.id
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
     images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
-    run = fit(None, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
+    own = model_of(model, mean, std, size) if model else None
+    run = fit(own, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
     if published is not None and published.data == settings.data.name:
-        numbers = [f"{name} {published.printed[name]:.1f}" for name in ("R@1", "ERS") if name in published.printed]
-        print(f"{row} in print: {', '.join(numbers) or published.note}")
+        numbers = [f"{name} {published.published[name]:.1f}" for name in ("R@1", "ERS") if name in published.published]
+        print(f"{row}: the paper reports {', '.join(numbers) or published.note}")
     _finished(run.path)
 
 
 @app.command()
 def resume(
-    run: Annotated[Path, typer.Argument(help="The run folder")],
-    root: Annotated[Path | None, typer.Option(help="Where the data set lies now, if it has moved")] = None,
+    run: Annotated[Path, typer.Argument(help="Run folder")],
+    root: Annotated[Path | None, typer.Option(help="New location of the data set, if it has moved")] = None,
+    model: Annotated[str | None, typer.Option(help="The module of your own that it trains, module:function")] = None,
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
+    allow: Annotated[
+        list[str], typer.Option(metavar="MODULE:THING", help="Code named in run.json that you trust; repeatable")
+    ] = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Go on with a training that was stopped or killed."""
+    """Resume a training that was stopped or killed."""
     from ..console import Console
-    from ..training import resume as resume_run
+    from ..training.fit import resume as resume_run
 
-    _finished(resume_run(run, root=root, device=device, report=Console()).path)
+    own = model_of(model, mean, std, size) if model else None
+    _finished(resume_run(run, model=own, root=root, device=device, report=Console(), allow=allow).path)
 
 
 def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
-    """An option of its own beats the same key under --set."""
+    """Set a key; a dedicated option such as --epochs overrides the same key under --set."""
     branch = tree.setdefault(section, {}) if value is not None else None
-    if isinstance(branch, dict):  # a section that --set made a value is named where the settings are built
+    if isinstance(branch, dict):  # otherwise --set gave the section a value, which `build` reports
         branch[key] = value
 
 
 def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
-    """DATA says which set it is and, where it is a folder, where it lies; --set must not say otherwise."""
+    """Set data.name and data.root from DATA and --root; refuse a --set that contradicts them."""
     from ..data.datasets import DATASETS
-    from ..settings import check
+    from ..errors import check
 
     table = data not in DATASETS and data.endswith(".csv")
     folder = table or (data not in DATASETS and Path(data).is_dir())
     name = "csv" if table else "folder" if folder else data
-    said = tree["data"] if isinstance(tree.get("data"), dict) else {}
-    other = said.get("name", name)
-    check(other == name, f"two data sets: {data} and --set data.name={other}; leave out the --set")
-    placed = root is not None or "root" in said
-    check(not (folder and placed), f"{data} is a {name} already: leave out --root and data.root")
+    given = tree["data"] if isinstance(tree.get("data"), dict) else {}
+    other = given.get("name", name)
+    check(other == name, f"you gave two data sets, {data} and --set data.name={other}; leave out the --set")
+    placed = root is not None or "root" in given
+    check(not (folder and placed), f"{data} is the {name} itself; leave out --root and data.root")
     _put(tree, "data", "name", name)
     _put(tree, "data", "root", data if folder else root and str(root))
 
 
 def _finished(path: Path) -> None:
-    from ..ranks import Ranks, started
-    from ..record import Run
-    from ..stopping import lost
+    from ..distributed import Ranks, started
+    from ..runs.fields import dig, number
+    from ..runs.folder import Run
+    from ..runs.health import lost
 
-    if not Ranks(*started()).first:  # it may not see the folder
+    if not Ranks(*started()).first:  # another rank may not see the folder
         return
     info = Run(path).read_json()
-    final, before = info.get("final", {}), info.get("start", {}).get("features_r1")
+    before = number(dig(info, "start", "features_r1"))
+    last = dig(info, "final")
+    final = {name: value for name, value in last.items() if number(value) is not None} if isinstance(last, dict) else {}
     epochs = "1 epoch" if final.get("epoch") == 1 else f"{final.get('epoch')} epochs"
-    lines = {
-        "r1": "R@1 {r1:.1f}, R@2 {r2:.1f}, mAP@R {map_r:.1f}",
-        "accuracy": "accuracy {accuracy:.1f} %, under attack {accuracy_attacked:.1f} %, on held-out images",
-        "drift": "feature drift {drift:.3f}, under attack {drift_attacked:.3f}, on held-out images",
-        "features_r1": "R@1 {features_r1:.1f} on the test images by the features, without a head,",
-    }
-    for name, text in lines.items():
-        if final.get(name) is not None:
-            print(f"{text.format(**final)} after {epochs}")
+    lines = (
+        (("r1", "r2", "map_r"), "R@1 {:.1f}, R@2 {:.1f}, mAP@R {:.1f}"),
+        (("accuracy", "accuracy_attacked"), "accuracy {:.1f} %, under attack {:.1f} %, on held-out images"),
+        (("drift", "drift_attacked"), "feature drift {:.3f}, under attack {:.3f}, on held-out images"),
+        (("features_r1",), "R@1 {:.1f} of the backbone features on the test images, without a head,"),
+    )
+    for names, text in lines:
+        if all(name in final for name in names):
+            print(f"{text.format(*(final[name] for name in names))} after {epochs}")
     print(f"run folder: {path}")
     if text := lost(before, final.get("features_r1")):
         print(text)
-    elif "accuracy" in final or "drift" in final:  # a backbone to start from; its head is not trained
+    elif "accuracy" in final or "drift" in final:  # a pretrained backbone, whose head is not trained
         print(f"next: anchorhold train DATA --weights {quote(str(path))}")
     else:
-        print(f"the model:  anchorhold.load({str(path)!r})")
+        own = ", module=…" if isinstance(dig(info, "model", "config", "module"), str) else ""
+        print(f"to load the model: anchorhold.load({str(path)!r}{own})")

@@ -1,6 +1,6 @@
-"""Which images meet in a batch: the papers' pairs, or classes × instances.
+"""The images of each batch: the papers' pairs, or classes × instances.
 
-An epoch is a list of id tensors, made at once from a key that already carries the epoch.
+An epoch is a list of id tensors, drawn at once from a key that includes the epoch.
 """
 
 import torch
@@ -13,9 +13,9 @@ __all__ = ["class_batches", "pair_batches"]
 
 
 def _members(labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ids ordered by class; each class's first place in that order; its size; the class of each image."""
+    """Ids ordered by class; the first place of each class in that order; its size; the class of each image."""
     if labels.numel() == 0:
-        raise DataError("there are no images to make batches of; give a split that has some")
+        raise DataError("the split has no images to make batches of; give one that has")
     _, places, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     return torch.argsort(places, stable=True), sizes.cumsum(0) - sizes, sizes, places
 
@@ -23,14 +23,14 @@ def _members(labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def pair_batches(labels: Tensor, pairs: int, key: Key, *, distinct: bool = False) -> list[Tensor]:
     """One epoch of the papers' SPC-2 pairs: every image once, each with a partner of its class.
 
-    A batch is a flat list of ids a0, p0, a1, p1, …; the partner is uniform over the class, the image itself
-    included unless `distinct` and the class has another, and the last batch may be short.
+    A batch is a flat list of ids a0, p0, a1, p1, …; the last batch may be short. The partner is drawn uniformly from
+    the class. It may be the image itself, unless `distinct` is set and the class has other images.
 
     >>> [len(batch) for batch in pair_batches(torch.tensor([0, 0, 1, 1, 1]), pairs=2, key=Key.of(0))]
     [4, 4, 2]
     """
     if pairs < 1:
-        raise SettingsError(f"a batch of {pairs} pairs is none; ask for 1 or more")
+        raise SettingsError(f"a batch needs at least 1 pair, got {pairs}")
     by_class, first, sizes, places = _members(labels)
     ids = torch.arange(len(labels), device=labels.device)
     first, sizes = first[places], sizes[places]
@@ -46,20 +46,21 @@ def pair_batches(labels: Tensor, pairs: int, key: Key, *, distinct: bool = False
 
 
 def class_batches(labels: Tensor, classes: int, instances: int, key: Key) -> list[Tensor]:
-    """One epoch of batches of `classes` distinct classes × `instances` images, those of a class side by side.
+    """One epoch of batches of `classes` distinct classes × `instances` images; images of a class are adjacent.
 
-    The images of a class are distinct unless it has fewer, and then each comes as evenly often as can be.
-    With `instances` even, positions 2i and 2i+1 are of one class: such a batch is a pair batch too.
+    The images of a class are distinct if it has enough; otherwise they repeat as evenly as possible. If `instances` is
+    even, positions 2i and 2i+1 have the same class, so the batch is also a batch of pairs.
 
     >>> labels = torch.tensor([5, 5, 5, 7, 7, 7, 9, 9, 9])
     >>> [labels[batch].tolist() for batch in class_batches(labels, classes=2, instances=2, key=Key.of(1))]
     [[7, 7, 5, 5], [7, 7, 9, 9]]
     """
     if classes < 1 or instances < 1:
-        raise SettingsError(f"a batch of {classes} classes × {instances} images is none; ask for 1 or more of each")
+        raise SettingsError(f"a batch needs at least 1 class and 1 image of each, got {classes} × {instances}")
     by_class, first, sizes, _ = _members(labels)
     if classes > len(sizes):
-        raise SettingsError(f"a batch of {classes} classes needs as many, but there are {len(sizes)}; ask for fewer")
+        there = "1 class" if len(sizes) == 1 else f"{len(sizes)} classes"
+        raise SettingsError(f"the split has {there}, too few for batches of {classes}; set a smaller batch.classes")
     device = labels.device
     count = max(1, len(labels) // (classes * instances))
     batches = []
@@ -68,7 +69,7 @@ def class_batches(labels: Tensor, classes: int, instances: int, key: Key) -> lis
         chosen = scores.argsort(stable=True)[:classes]
         size = sizes[chosen].unsqueeze(1)
         column = torch.arange(int(size.max()), device=device)
-        # Short classes are padded with their last image, whose padded copies sort behind every real one.
+        # Small classes are padded with their last image; the padded copies sort behind all others.
         members = by_class[first[chosen].unsqueeze(1) + torch.minimum(column, size - 1)]
         draw = key("instances", number).bits(members.reshape(-1)).reshape(members.shape)
         draw = draw.masked_fill(column >= size, torch.iinfo(torch.int64).max)

@@ -1,4 +1,4 @@
-"""Which images, with which labels: the papers' sets by name, your own as folders or a CSV, two sets without files."""
+"""Data sets: those of the papers by name, your own as folders or a CSV, and two that need no files."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from ..errors import DataError, SettingsError
+from ..errors import DataError, SettingsError, nearest
 from ..random import Key
-from ..settings import nearest
 from .layouts import entries, images_by_class, listed_images, once, read_table, some
 from .official import cars, cub, inshop, sop
 from .splits import Dataset, Split, check_classes
@@ -21,9 +20,9 @@ __all__ = ["DATASETS", "Dataset", "Split", "csv_split", "dataset", "folder_split
 def dataset(
     name: str | Path, root: str | Path | None = None, *, seed: int = 0, held_out: int = 0, **options: Any
 ) -> Dataset:
-    """The data set of that name, a folder of class folders, or a CSV with the columns path, label and perhaps split.
+    """A data set by name, from a folder of class folders, or from a CSV with the columns path, label[, split].
 
-    With `held_out` the last so many training classes are the test split, and the real one is left alone.
+    With `held_out`, the last N training classes become the test split, and the real test split is not used.
 
     >>> data = dataset("digits")
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])
@@ -31,7 +30,7 @@ def dataset(
     """
     if not isinstance(name, str | Path):
         names = ", ".join(DATASETS)
-        raise SettingsError(f"a data set is one of {names}, a folder or a CSV, and not a {type(name).__name__}")
+        raise SettingsError(f"a data set must be one of {names}, a folder or a CSV, not a {type(name).__name__}")
     name = str(name)
     if name not in DATASETS and root is None and Path(name).expanduser().is_dir():
         name, root = "folder", name
@@ -40,10 +39,10 @@ def dataset(
     if name not in DATASETS:
         choice = f"choose one of {', '.join(DATASETS)}, or give a folder of class folders or a CSV"
         if Path(name).expanduser().is_file():
-            raise SettingsError(f"{name} is a file, but no .csv; {choice}")
-        raise SettingsError(f"there is no data set and no folder {name!r}; {nearest(name, DATASETS, choice)}")
+            raise SettingsError(f"{name} is a file but not a .csv; {choice}")
+        raise SettingsError(f"no data set or folder {name!r}; {nearest(name, DATASETS, choice)}")
     if name in _FILELESS and root is not None:
-        raise SettingsError(f"{name} needs no files and has no root: leave out {root}")
+        raise SettingsError(f"{name} needs no files; leave out the root {root}")
     loader = DATASETS[name]
     known = [option for option in inspect.signature(loader).parameters if option not in ("root", "seed")]
     for option in options:
@@ -64,16 +63,16 @@ def _split_of(name: str, root: Path, by_class: Mapping[str, list[Path]], classes
 
 
 def _singles(split: Split) -> list[str]:
-    """A note on the classes that have nothing but one image."""
+    """A note on the classes that have a single image."""
     lonely = [split.classes[label] for label in (split.labels.bincount() == 1).nonzero().flatten().tolist()]
     if not lonely:
         return []
     have = "1 class has" if len(lonely) == 1 else f"{len(lonely)} classes have"
-    return [f"{have} one image only in {split.name}, which no other image can match: {some(lonely)}."]
+    return [f"{have} only one image in {split.name}, which no other image can match: {some(lonely)}."]
 
 
 def folder_split(root: str | Path, name: str = "folder", asks: bool = False) -> tuple[Split, tuple[str, ...]]:
-    """All images of a folder of class folders as one split, and notes about it; what only `asks` may be one class."""
+    """All images of a folder of class folders as one split, and notes; a split that only `asks` may have one class."""
     by_class, notes = images_by_class(Path(root).expanduser())
     split = _split_of(name, Path(root).expanduser(), by_class, sorted(by_class))
     if not asks:
@@ -82,13 +81,13 @@ def folder_split(root: str | Path, name: str = "folder", asks: bool = False) -> 
 
 
 def _held_out(root: Path, classes: list[str], seed: int, todo: str, lacking: str) -> tuple[list[str], str]:
-    """A fifth of the classes for the test, and a note that says so."""
+    """The fifth of the classes that is held out for test, and a note about it."""
     if len(classes) < 4:
         raise DataError(
-            f"{root} has {len(classes)} classes ({some(classes) or 'none'}); it takes four to "
-            f"train on two and test on two others: {todo}"
+            f"{root} has {len(classes)} class{'es' * (len(classes) != 1)} ({some(classes) or 'none'}), but needs "
+            f"four, two to train on and two to test on; {todo}"
         )
-    # Chosen by name, so that a class that joins later moves as few others as possible.
+    # The choice depends on the names, so that a new class moves as few others as possible.
     key = Key.of(seed)("held-out classes")
     held = sorted(sorted(classes, key=lambda own: key(own).value)[: max(2, round(len(classes) / 5))])
     return held, (
@@ -98,9 +97,9 @@ def _held_out(root: Path, classes: list[str], seed: int, todo: str, lacking: str
 
 
 def _folder(root: Path | None, seed: int) -> Dataset:
-    """train/ and test/ where both exist; otherwise a fifth of the classes is held out for test."""
+    """train/ and test/ if both exist; otherwise a fifth of the classes is held out for test."""
     if root is None:
-        raise DataError("folder needs to know which: give a folder of class folders as root")
+        raise DataError("the data set folder needs a root; give a folder of class folders")
     parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
     if len(parts) == 2:
         (seen, notes), (unseen, more) = images_by_class(parts["train"]), images_by_class(parts["test"])
@@ -109,7 +108,7 @@ def _folder(root: Path | None, seed: int) -> Dataset:
         test = _split_of("folder/test", parts["test"], unseen, classes)
         return Dataset("folder", train, test, (*notes, *more, *_singles(train), *_singles(test)))
     for part, place in parts.items():
-        # A lone folder of images called "train" is a class; one of class folders is half a data set.
+        # A single folder "train" with images is a class; with class folders it is half a data set.
         if any(entry.is_dir() for entry in entries(place).values()):
             lacking = "test" if part == "train" else "train"
             raise DataError(f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {place} as root")
@@ -125,16 +124,17 @@ def _folder(root: Path | None, seed: int) -> Dataset:
 
 # ---- a CSV -----------------------------------------------------------------------------------------------
 
-_CSV = "give a CSV whose first line is path,label or path,label,split, with paths from where it lies"
+_CSV = "give a CSV whose first line is path,label or path,label,split, with paths relative to its folder"
 _PARTS = ("train", "test", "query", "gallery")
 
 
 def _csv(root: Path | None, seed: int) -> Dataset:
-    """Rows of path, label and split (train and test, or train, query and gallery); without split a fifth of the classes
-    is held out for test.
+    """A CSV of path, label and split (train and test, or train, query and gallery).
+
+    Without a column split, a fifth of the classes is held out for test.
     """
     if root is None:
-        raise DataError(f"csv needs to know which: {_CSV} (--root on the command line)")
+        raise DataError(f"the data set csv needs a root: {_CSV} (--root on the command line)")
     whole, parts = _read_csv(root)
     notes = []
     if parts is None:
@@ -143,16 +143,16 @@ def _csv(root: Path | None, seed: int) -> Dataset:
         notes.append(note)
         parts = ["test" if whole.classes[label] in held else "train" for label in whole.labels.tolist()]
     if "train" not in parts:
-        raise DataError(f"{root} has no row whose split is train, so nothing to train on; mark some")
+        raise DataError(f"{root} has no row with the split train, so nothing to train on; mark some rows as train")
     train = torch.tensor([part == "train" for part in parts])
     splits = replace(whole.keep(train), name="csv/train", queries=None), replace(whole.keep(~train), name="csv/test")
     return Dataset("csv", *splits, (*notes, *_singles(splits[0]), *_singles(splits[1])))
 
 
 def csv_split(root: str | Path, asks: bool = False) -> tuple[Split, tuple[str, ...]]:
-    """What a CSV has to be scored on: its test, or query and gallery, or all where it names no splits; and notes.
+    """The part of a CSV to evaluate: test, or query and gallery, or all rows without a column split; and notes.
 
-    What only `asks` may be of one class.
+    A split that only `asks` may have one class.
     """
     root = Path(root).expanduser()
     whole, parts = _read_csv(root)
@@ -162,37 +162,39 @@ def csv_split(root: str | Path, asks: bool = False) -> tuple[Split, tuple[str, .
         check_classes(whole.gallery)
     names = len(whole.classes)
     all_of_it = (
-        f"all {names} classes of {root} are audited, also any that the model was trained on; "
+        f"all {names} classes of {root} are audited, including any that the model was trained on; "
         "to leave those out, add a column split with train and test"
     )
     return whole, (*(() if parts is not None else (all_of_it,)), *_singles(whole))
 
 
 def _read_csv(path: Path) -> tuple[Split, list[str] | None]:
-    """All of its images, and the part that each belongs to where it says so."""
+    """All images of a CSV, and the split of each if there is such a column."""
     rows = read_table(path, ("path", "label"), _CSV)
     names, labels = [row["path"] for _, row in rows], [row["label"] for _, row in rows]
     for number, row in rows:
         if empty := [column for column in ("path", "label") if not row[column]]:
-            raise DataError(f"line {number} of {path} has no {empty[0]}; give it one, or leave it out")
+            raise DataError(f"line {number} of {path} has no {empty[0]}; add it, or remove the line")
     if rows and all(map(_is_number, labels)) and not all(label.isdecimal() for label in labels):
         number, odd = next((n, row["label"]) for n, row in rows if not row["label"].isdecimal())
         raise DataError(
-            f"the labels of {path} are numbers but not whole ones from 0, such as {odd} in line {number}; "
-            "a label is a class: write whole numbers from 0, or names"
+            f"labels in {path} are numbers, but {odd} in line {number} is not a whole number from 0; "
+            "a label names a class: write whole numbers from 0, or names"
         )
     once(path, [(number, row["path"]) for number, row in rows])
     parts = [row["split"] for _, row in rows] if rows and "split" in rows[0][1] else None
     for (number, _), part in zip(rows, parts or ()):
         if part not in _PARTS:
-            raise DataError(f"line {number} of {path} has the split {part!r}; write {', '.join(_PARTS)}")
+            raise DataError(f"line {number} of {path} has the split {part!r}; write one of {', '.join(_PARTS)}")
     asks = None
     if parts is not None and {"query", "gallery"} & set(parts):
         if "test" in parts or not {"query", "gallery"} <= set(parts):
-            raise DataError(f"{path} has {some(sorted(set(parts)))}; give test alone, or both query and gallery")
+            raise DataError(
+                f"{path} has the splits {some(sorted(set(parts)))}; use either test, or both query and gallery"
+            )
         asks = torch.tensor([part == "query" for part in parts])
     base = path.parent
-    paths = listed_images(base, names, f"mend {path}, whose paths start at {base}", official=False)
+    paths = listed_images(base, names, f"correct {path}; its paths are relative to {base}", official=False)
     classes = sorted(set(labels))
     numbers = {label: number for number, label in enumerate(classes)}
     own = torch.tensor([numbers[label] for label in labels], dtype=torch.int64)
@@ -212,7 +214,7 @@ def _is_number(text: str) -> bool:
 
 
 def _digits(root: Path | None, seed: int) -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8×8: 0 … 4 train, 5 … 9 test."""
+    """scikit-learn's 1,797 handwritten digits of 8×8 pixels: 0 … 4 train, 5 … 9 test."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -226,11 +228,11 @@ def _digits(root: Path | None, seed: int) -> Dataset:
 def _gaussians(
     root: Path | None, seed: int, dimension: int = 64, train: int = 508, test: int = 516, sigma: float = 0.025
 ) -> Dataset:
-    """Paper 003, Eq. 20: classes a and b around .25 and .75 in k dimensions, half of the points each."""
+    """ADML, eq. 20: classes a and b around 0.25 and 0.75 in k dimensions, with half of the points each."""
     if dimension < 1 or min(train, test) < 4 or sigma < 0:
         raise SettingsError(
-            "gaussians takes dimension ≥ 1, train and test ≥ 4 and sigma ≥ 0, "
-            f"not {dimension}, {train}, {test} and {sigma}"
+            "gaussians needs dimension ≥ 1, train and test ≥ 4 and sigma ≥ 0, "
+            f"got {dimension}, {train}, {test} and {sigma}"
         )
 
     def draw(name: str, count: int) -> Split:

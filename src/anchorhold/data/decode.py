@@ -1,6 +1,6 @@
-"""From image files to bytes, and what the processes that do it run.
+"""Decoding of image files, also in worker processes.
 
-A process that reads images imports this module and no more, so it must not import torch.
+A worker process imports only this module, so it must not import torch.
 """
 
 import os
@@ -10,33 +10,43 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import lacks_memory
+from ..runs.files import regular
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Bad", "begin", "fill", "fill_shared", "pixels_of", "rgb", "upright", "why_unreadable"]
+__all__ = ["Bad", "begin", "fill", "fill_shared", "pixels_of", "rgb", "square", "upright", "why_unreadable"]
 
-Bad = list[tuple[int, str]]  # rows whose file cannot be read, with the reason
+Bad = list[tuple[int, str]]  # (row, reason) of each file that cannot be read
 
-_shared: Any = None  # in a worker: the memory it writes to, if any; never set in the reader
+_shared: Any = None  # in a worker: the memory that it writes to, if any; never set in the parent
 
 
 def pixels_of(file: Any, size: int) -> Any:
-    """One file, by its path or open, as a (size, size, 3) array of bytes."""
+    """One image file, given as a path or open, as a (size, size, 3) array of bytes."""
+    from PIL import Image
+
+    with Image.open(file if hasattr(file, "read") else regular(file)) as opened:
+        return square(opened, size)
+
+
+def square(image: "Image", size: int) -> Any:
+    """An image as a (size, size, 3) array of bytes: upright, RGB, resized without keeping its proportions."""
     import numpy as np
     from PIL import Image
 
-    with Image.open(file) as opened:
-        image = rgb(upright(opened))
-        if image.size != (size, size):
-            image = image.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(image)
+    image = rgb(upright(image))
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(image)
 
 
 def upright(image: "Image") -> "Image":
-    """The image as the camera was held; a broken EXIF block says nothing about that."""
+    """The image rotated by its EXIF orientation; a broken EXIF block is ignored."""
     from PIL import Image
 
-    image.load()  # first: some formats know their EXIF only then
+    image.load()  # first, because some formats have their EXIF only after loading
     try:
         orientation = image.getexif().get(0x0112)
     except Exception:
@@ -55,27 +65,27 @@ def upright(image: "Image") -> "Image":
 
 
 def rgb(image: "Image") -> "Image":
-    """8-bit RGB; alpha is dropped, as most training code does: a model must see what it was trained on."""
+    """The image in 8-bit RGB; alpha is dropped, as in most training code."""
     import numpy as np
     from PIL import Image
 
     if image.mode == "F":
-        raise ValueError("its pixels are floats of unknown range, save it with 8 bits")
-    if image.mode.startswith("I"):  # Pillow's own conversion would clip 16-bit grey at 255, to nearly all white
+        raise ValueError("its pixels are floats of unknown range; save it with 8 bits")
+    if image.mode.startswith("I"):  # Pillow would clip 16-bit grey at 255, to nearly all white
         grey = np.asarray(image)
         if grey.min() < 0 or grey.max() > 65535:
-            raise ValueError("its pixels have more than 16 bits, save it with 8 bits")
+            raise ValueError("its pixels have more than 16 bits; save it with 8 bits")
         return Image.fromarray((grey / 257).round().astype(np.uint8)).convert("RGB")
-    if image.mode in ("P", "PA"):  # a palette with transparency goes by RGBA, or Pillow warns
+    if image.mode in ("P", "PA"):  # by way of RGBA, or Pillow warns about palettes with transparency
         image = image.convert("RGBA")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def why_unreadable(error: Exception) -> str:
-    """What made `pixels_of` fail, in a few words without the path."""
+    """The reason why `pixels_of` failed, in a few words without the path."""
     from PIL import UnidentifiedImageError
 
-    if isinstance(error, UnidentifiedImageError):  # its own words repeat the path
+    if isinstance(error, UnidentifiedImageError):  # its message repeats the path
         return "not an image"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -83,14 +93,16 @@ def why_unreadable(error: Exception) -> str:
 
 
 def fill(rows: Any, paths: list[Path], size: int) -> Bad:
-    """Put the images of files into their rows (None: only look whether they can be read); which are bad, and why."""
+    """Decode files into rows (None: only check that they can be read); returns the bad ones with reasons."""
     bad = []
     for row, path in enumerate(paths):
         try:
             pixels = pixels_of(path, size)
             if rows is not None:
                 rows[row] = pixels
-        except Exception as error:  # what a broken file makes Pillow raise is without end
+        except Exception as error:  # Pillow may raise anything on a broken file
+            if lacks_memory(error):
+                raise MemoryError(f"at {path}") from None
             bad.append((row, why_unreadable(error)))
     return bad
 
@@ -99,13 +111,13 @@ def fill(rows: Any, paths: list[Path], size: int) -> Bad:
 
 
 def begin(place: tuple[Any, tuple[int, ...]] | None, reader: int) -> None:
-    """What a worker does first: it finds the shared memory, if any, and sees to it that it ends with the reader."""
+    """Initialise a worker: attach the shared memory, if any, and end when the parent (`reader`) ends."""
     import numpy as np
 
     global _shared
     _shared = None if place is None else np.frombuffer(place[0], np.uint8).reshape(place[1])
-    # Ctrl-C goes to every process of a terminal, and torchrun's end to every process of a group: the reader ends its
-    # step and then its workers.
+    # Ctrl-C reaches every process of a terminal, and torchrun's SIGTERM every process of a group. Workers ignore both
+    # until the parent has finished its step and ends them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgrp()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -113,12 +125,12 @@ def begin(place: tuple[Any, tuple[int, ...]] | None, reader: int) -> None:
 
 
 def fill_shared(place: int | slice, paths: list[Path], size: int) -> Bad:
-    """`fill` into one place of the shared memory."""
+    """`fill` one place of the shared memory."""
     return fill(None if _shared is None else _shared[place], paths, size)
 
 
 def _watch(reader: int) -> None:
-    """End with the reader, however it ends: a worker that waits for work would wait for ever."""
+    """End this process when the parent has ended; otherwise an idle worker would wait for ever."""
     while os.getppid() == reader:
         time.sleep(1)
     os._exit(1)

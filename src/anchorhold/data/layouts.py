@@ -1,4 +1,4 @@
-"""How images and lists of them lie on disk: class folders, lines of text, tables, files that were named."""
+"""Image folders and lists on disk: class folders, text lists, CSV tables, listed files."""
 
 import csv
 import os
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DataError
+from ..runs.files import regular
 
 __all__ = ["entries", "images_by_class", "listed_images", "once", "read_lines", "read_table", "some"]
 
@@ -25,11 +26,11 @@ def _is_image(name: str) -> bool:
 
 
 def _unreadable(error: OSError) -> None:
-    raise DataError(f"{error.filename} cannot be read ({error.strerror}); give a folder you may read") from error
+    raise DataError(f"{error.filename} cannot be read ({error.strerror}); give a folder that you may read") from error
 
 
 def entries(folder: Path) -> dict[str, os.DirEntry[str]]:
-    """What lies in a folder, by name; hidden things do not count."""
+    """The entries of a folder by name, without hidden ones."""
     try:
         with os.scandir(folder) as scan:
             return {entry.name: entry for entry in scan if not entry.name.startswith(".")}
@@ -38,7 +39,7 @@ def entries(folder: Path) -> dict[str, os.DirEntry[str]]:
 
 
 def _images_below(folder: str) -> list[Path]:
-    """Every image in a folder and below it, sorted; linked folders are not entered, so no loop hangs it."""
+    """Every image in a folder and below it, sorted; linked folders are skipped, to avoid loops."""
     found: list[str] = []
     for place, inner, files in os.walk(folder, onerror=_unreadable):
         inner[:] = [name for name in inner if not name.startswith(".")]
@@ -54,18 +55,21 @@ def images_by_class(root: Path) -> tuple[dict[str, list[Path]], list[str]]:
     loose = [name for name, entry in inside.items() if _is_image(name) and not entry.is_dir()]
     if loose and not folders:
         raise DataError(
-            f"{root} holds {len(loose)} images but no class folders; "
-            "put the images of each class in a folder of its own"
+            f"{root} holds {len(loose)} image{'s' * (len(loose) > 1)} but no class folders; "
+            "put the images of each class into a folder of its own"
         )
     classes = {name: _images_below(inside[name].path) for name in folders}
     empty = [name for name, images in classes.items() if not images]
     notes = []
     if loose:
-        notes.append(f"{len(loose)} images in {root} lie beside the class folders and are left out.")
+        have = "1 image" if len(loose) == 1 else f"{len(loose)} images"
+        notes.append(f"left out {have} of {root} outside the class folders.")
     if empty:
-        notes.append(f"{len(empty)} folders in {root} hold no images and are left out: {some(empty)}.")
+        have = "1 folder" if len(empty) == 1 else f"{len(empty)} folders"
+        notes.append(f"left out {have} of {root} without images: {some(empty)}.")
     if linked:
-        notes.append(f"{len(linked)} linked folders in {root} are not followed: {some(linked)}.")
+        have = "1 linked folder" if len(linked) == 1 else f"{len(linked)} linked folders"
+        notes.append(f"left out {have} of {root}: {some(linked)}.")
     return {name: images for name, images in classes.items() if images}, notes
 
 
@@ -73,9 +77,9 @@ def images_by_class(root: Path) -> tuple[dict[str, list[Path]], list[str]]:
 
 
 def read_lines(path: Path, todo: str) -> list[tuple[int, str]]:
-    """The lines of a text file that are not blank, each with its number; `todo` says where the file is to be had."""
+    """The lines of a text file that are not blank, with their numbers; `todo` ends the error message."""
     try:
-        lines = path.read_text("utf-8-sig").splitlines()
+        lines = regular(path).read_text("utf-8-sig").splitlines()
     except FileNotFoundError as error:
         raise DataError(f"{path} is missing; {todo}") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -84,9 +88,9 @@ def read_lines(path: Path, todo: str) -> list[tuple[int, str]]:
 
 
 def read_table(path: Path, columns: Sequence[str], todo: str) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a CSV with a header, each with the number of its line; it must have these columns."""
+    """The rows of a CSV with a header, with their line numbers; it must have these columns."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with open(regular(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, row) for row in reader if row]
@@ -95,40 +99,39 @@ def read_table(path: Path, columns: Sequence[str], todo: str) -> list[tuple[int,
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a CSV ({error}); {todo}") from error
     if lacking := [name for name in columns if name not in header]:
-        raise DataError(f"{path} has no column {lacking[0]}, its first line is {','.join(header)!r}; {todo}")
+        raise DataError(f"{path} has no column {lacking[0]}; its first line is {','.join(header)!r}; {todo}")
     if twice := [name for name in columns if header.count(name) > 1]:
         raise DataError(f"{path} has two columns {twice[0]}; keep one")
     for number, row in rows:
         if len(row) != len(header):
             raise DataError(
-                f"line {number} of {path} has {len(row)} fields, its head has {len(header)}; mend that line"
+                f"line {number} of {path} has {len(row)} field{'s' * (len(row) != 1)}, but its header has "
+                f"{len(header)}; correct that line"
             )
     return [(number, dict(zip(header, (field.strip() for field in row)))) for number, row in rows]
 
 
 def once(path: Path, names: Sequence[tuple[int, str]]) -> None:
-    """Refuse a list that names an image twice: its number would then be two ids."""
+    """Refuse a list that names an image twice, which would give the image two ids."""
     seen: dict[str, int] = {}
     for number, name in names:
         first = seen.setdefault(os.path.normpath(name), number)
         if first != number:
-            raise DataError(
-                f"line {number} of {path} names {name} again, line {first} did already; list each image once"
-            )
+            raise DataError(f"line {number} of {path} repeats {name} from line {first}; list each image once")
 
 
 def listed_images(base: Path, names: Sequence[str], todo: str, official: bool = True) -> tuple[Path, ...]:
-    """The listed files below `base`, all of them or one error that names the first that is missing.
+    """The listed files below `base`; an error names the first that is missing.
 
-    Official lists stay inside `base`; where only the image format differs from theirs, the file that is there is taken.
+    Official lists must stay inside `base`. If a file of an official list has another image format, that file is used.
     """
-    # By folder, since one scan of each is far quicker than a look at every file: name or stem -> name.
+    # By folder (name or stem -> name): one scan of each is far faster than checking every file.
     stems: dict[str, dict[str, str]] = {}
     found, missing = [], []
     for name in names:
         folder, _, file = name.rpartition("/")
         if official and (name.startswith("/") or ".." in folder.split("/")):
-            raise DataError(f"a list names {name}, which lies outside {base}; {todo}")
+            raise DataError(f"a list names {name}, which is outside {base}; {todo}")
         if folder not in stems:
             present = sorted(entries(base / folder)) if (base / folder).is_dir() else []
             images = [entry for entry in present if official and _is_image(entry)]
@@ -140,6 +143,7 @@ def listed_images(base: Path, names: Sequence[str], todo: str, official: bool = 
             found.append(base / folder / actual)
     if missing:
         raise DataError(
-            f"{len(missing)} of the {len(names)} listed images are missing, the first is {missing[0]}; {todo}"
+            f"{len(missing)} of {len(names)} listed images {'is' if len(missing) == 1 else 'are'} missing, "
+            f"the first is {missing[0]}; {todo}"
         )
     return tuple(found)

@@ -1,7 +1,7 @@
-"""The sets of the papers as their makers lay them out: CUB-200-2011, Cars-196, Stanford Online Products, In-Shop.
+"""The papers' data sets in their official layouts: CUB-200-2011, Cars-196, Stanford Online Products, In-Shop.
 
-Where a list, an image or a class is not as its maker left it, one line says which, and where the set is to be had.
-A set that is not whole is read all the same, with a note: its scores are not those of print.
+If a list, an image or a class differs from the official version, the error names it and the download page. An
+incomplete set is read with a note, because its scores cannot be compared with published ones.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,19 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..runs.files import regular
 from .layouts import listed_images, once, read_lines, read_table
 from .splits import Dataset, Split
 
 __all__ = ["cars", "cub", "inshop", "sop"]
 
-_AGAIN = "unpack the set again"
+_AGAIN = "unpack the data set again"
 
 
 def _home(root: Path | None, name: str, inner: str, file: str, source: str) -> Path:
-    """The folder that has `file`: the one given, or the one of the set's name in it."""
+    """The folder that has `file`: the given one, or the folder `inner` in it."""
     if root is None:
-        raise DataError(
-            f"{name} needs to know where it lies: give the folder {inner} (--root on the command line); {source}"
-        )
+        raise DataError(f"{name} needs a root: give the folder {inner} (--root on the command line); {source}")
     return root / inner if not (root / file).is_file() and (root / inner).is_dir() else root
 
 
@@ -37,26 +36,31 @@ def _halves(whole: Split, train: Tensor) -> tuple[Split, Split]:
     )
 
 
-def _compared(data: Dataset, *printed: int) -> Dataset:
-    """With a note where the numbers of images are not those of print."""
-    sides = [data.train, data.test] if len(printed) == 2 else [data.train, data.query, data.gallery]
-    if (here := [len(side) for side in sides]) == list(printed):
+def _compared(data: Dataset, *official: int) -> Dataset:
+    """The data set, with a note if the numbers of images are not the official ones."""
+    sides = [data.train, data.test] if len(official) == 2 else [data.train, data.query, data.gallery]
+    if (here := [len(side) for side in sides]) == list(official):
         return data
-    words = [", ".join(f"{side.name} {n:,}" for side, n in zip(sides, numbers)) for numbers in (here, printed)]
-    return replace(data, notes=(*data.notes, f"not the whole set: {words[0]} images, in print {words[1]}."))
+    words = [", ".join(f"{side.name} {n:,}" for side, n in zip(sides, numbers)) for numbers in (here, official)]
+    return replace(data, notes=(*data.notes, f"incomplete data set: {words[0]} images; the whole has {words[1]}."))
+
+
+def _whole(text: str) -> int | None:
+    """A whole number from a list; None for any other text and for numbers that are too long."""
+    return int(text) if text.isdecimal() and len(text) <= 9 else None
 
 
 def _number(text: Any, most: int, where: str) -> int:
     """A class id from 1 to `most`."""
-    if not str(text).isdecimal() or not 1 <= int(text) <= most:
-        raise DataError(f"{where} gives an image the class {text}, not 1 … {most}; {_AGAIN}")
+    if not 1 <= (_whole(str(text)) or 0) <= most:
+        raise DataError(f"{where} gives an image the class {text}, outside 1 … {most}; {_AGAIN}")
     return int(text)
 
 
 # ---- CUB-200-2011 ----------------------------------------------------------------------------------------
 
 _CUB_CLASSES = 200
-_CUB_SOURCE = "the set is to be had from Caltech's page of CUB-200-2011 (Caltech-UCSD Birds)"
+_CUB_SOURCE = "download the data set from Caltech's page of CUB-200-2011 (Caltech-UCSD Birds)"
 
 
 def cub(root: Path | None, seed: int) -> Dataset:
@@ -67,17 +71,17 @@ def cub(root: Path | None, seed: int) -> Dataset:
     names = _cub_list(root / "classes.txt")
     if odd := sorted(files.keys() ^ marks.keys()):
         raise DataError(
-            f"images.txt and image_class_labels.txt in {root} disagree: {len(odd)} image ids are in one of "
-            f"them only, the first is {odd[0]}; {_AGAIN}"
+            f"images.txt and image_class_labels.txt in {root} disagree: {len(odd)} image "
+            f"{'id is' if len(odd) == 1 else 'ids are'} in only one of them, the first is {odd[0]}; {_AGAIN}"
         )
     for image, mark in marks.items():
-        if not mark.isdecimal() or int(mark) not in names or int(mark) > _CUB_CLASSES:
+        if _whole(mark) not in names or int(mark) > _CUB_CLASSES:
             raise DataError(
-                f"image_class_labels.txt in {root} gives image {image} the class {mark}, which classes.txt "
-                f"does not name; {_AGAIN}"
+                f"image_class_labels.txt in {root} gives image {image} the class {mark}, which is not in "
+                f"classes.txt; {_AGAIN}"
             )
     once(root / "images.txt", list(files.items()))
-    paths = listed_images(root / "images", list(files.values()), f"{_AGAIN}, {_CUB_SOURCE}")
+    paths = listed_images(root / "images", list(files.values()), f"{_AGAIN}, or {_CUB_SOURCE}")
     labels = torch.tensor([int(marks[image]) - 1 for image in files], dtype=torch.int64)
     classes = tuple(names.get(number, "") for number in range(1, _CUB_CLASSES + 1))
     whole = Split("cub", labels, classes, paths, root=root / "images")
@@ -85,12 +89,12 @@ def cub(root: Path | None, seed: int) -> Dataset:
 
 
 def _cub_list(path: Path) -> dict[int, str]:
-    """The lines "id value" of one of CUB's lists."""
+    """The lines "id value" of a list of CUB."""
     found: dict[int, str] = {}
-    for number, line in read_lines(path, f"give the unpacked CUB_200_2011 as root, {_CUB_SOURCE}"):
+    for number, line in read_lines(path, f"give the unpacked CUB_200_2011 as root, or {_CUB_SOURCE}"):
         index, _, value = line.partition(" ")
-        if not index.isdecimal() or not value or int(index) in found:
-            raise DataError(f"line {number} of {path} is {line!r}, not a new number and a value; {_AGAIN}")
+        if _whole(index) is None or not value or int(index) in found:
+            raise DataError(f"line {number} of {path} is {line!r}, not a new id and a value; {_AGAIN}")
         found[int(index)] = value.strip()
     return found
 
@@ -98,7 +102,9 @@ def _cub_list(path: Path) -> dict[int, str]:
 # ---- Cars-196 --------------------------------------------------------------------------------------------
 
 _CARS_CLASSES = 196
-_CARS_SOURCE = "the set is to be had from Stanford's page of Cars-196 (Krause et al. 2013): car_ims.tgz, cars_annos.mat"
+_CARS_SOURCE = (
+    "download the data set from Stanford's page of Cars-196 (Krause et al. 2013): car_ims.tgz, cars_annos.mat"
+)
 
 
 def cars(root: Path | None, seed: int) -> Dataset:
@@ -112,19 +118,19 @@ def cars(root: Path | None, seed: int) -> Dataset:
     rows, names = _cars_mat(path) if path.suffix == ".mat" else _cars_csv(path)
     once(path, [(number, name) for number, (name, _) in enumerate(rows, start=1)])
     rows = sorted(rows)
-    paths = listed_images(root, [name for name, _ in rows], f"{_AGAIN}, {_CARS_SOURCE}")
+    paths = listed_images(root, [name for name, _ in rows], f"{_AGAIN}, or {_CARS_SOURCE}")
     labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
-    classes = tuple(names.get(number, "") for number in range(_CARS_CLASSES + 1))  # nobody has class 0
+    classes = tuple(names.get(number, "") for number in range(_CARS_CLASSES + 1))  # class ids start at 1
     whole = Split("cars", labels, classes, paths, root=root)
     return _compared(Dataset("cars", *_halves(whole, labels <= _CARS_CLASSES // 2)), 8054, 8131)
 
 
 def _cars_mat(path: Path) -> tuple[list[tuple[str, int]], dict[int, str]]:
-    """(image, class) of every annotation, and what the classes are called."""
+    """(image, class) of every annotation, and the names of the classes."""
     from scipy.io import loadmat  # type: ignore[import-untyped]
 
     try:
-        found = loadmat(path, variable_names=["annotations", "class_names"])
+        found = loadmat(regular(path), variable_names=["annotations", "class_names"])
         images, marks = (found["annotations"][field].ravel() for field in ("relative_im_path", "class"))
         rows = [
             (str(image.item()), _number(mark.item(), _CARS_CLASSES, str(path))) for image, mark in zip(images, marks)
@@ -132,7 +138,7 @@ def _cars_mat(path: Path) -> tuple[list[tuple[str, int]], dict[int, str]]:
         names = {number: str(name.item()) for number, name in enumerate(found["class_names"].ravel(), start=1)}
     except DataError:
         raise
-    except Exception as error:  # what a broken file makes scipy raise is without end
+    except Exception as error:  # scipy may raise anything on a broken file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"{path} cannot be read as Cars' annotations ({reason}); {_CARS_SOURCE}") from error
     return rows, names
@@ -148,15 +154,15 @@ def _cars_csv(path: Path) -> tuple[list[tuple[str, int]], dict[int, str]]:
 # ---- Stanford Online Products ----------------------------------------------------------------------------
 
 _SOP_CLASSES = 22634
-_SOP_SOURCE = "the set is to be had from Stanford's page of Online Products (Song et al. 2016)"
+_SOP_SOURCE = "download the data set from Stanford's page of Online Products (Song et al. 2016)"
 _SOP_HEAD = ["image_id", "class_id", "super_class_id", "path"]
 
 
 def sop(root: Path | None, seed: int) -> Dataset:
-    """Ebay_train.txt and Ebay_test.txt, whose classes differ; label = class id."""
+    """Ebay_train.txt and Ebay_test.txt, with disjoint classes; label = class id."""
     root = _home(root, "sop", "Stanford_Online_Products", "Ebay_train.txt", _SOP_SOURCE)
     lists = {part: _sop_list(root / f"Ebay_{part}.txt") for part in ("train", "test")}
-    classes = [""] * (_SOP_CLASSES + 1)  # nobody has class 0
+    classes = [""] * (_SOP_CLASSES + 1)  # class ids start at 1
     for rows in lists.values():
         for name, label in rows:
             classes[label] = f"{label} {name.partition('/')[0].removesuffix('_final')}"
@@ -165,26 +171,26 @@ def sop(root: Path | None, seed: int) -> Dataset:
             f"sop/{part}",
             torch.tensor([label for _, label in rows], dtype=torch.int64),
             tuple(classes),
-            listed_images(root, [name for name, _ in rows], f"{_AGAIN}, {_SOP_SOURCE}"),
+            listed_images(root, [name for name, _ in rows], f"{_AGAIN}, or {_SOP_SOURCE}"),
             root=root,
         )
         for part, rows in lists.items()
     )
     if both := sorted(set(train.labels.tolist()) & set(test.labels.tolist())):
-        raise DataError(f"class {both[0]} is in both lists of {root}, so nothing would be unseen; {_AGAIN}")
+        raise DataError(f"class {both[0]} is in both lists of {root}, but train and test must be disjoint; {_AGAIN}")
     return _compared(Dataset("sop", train, test), 59551, 60502)
 
 
 def _sop_list(path: Path) -> list[tuple[str, int]]:
-    """(image, class) of every line of one of its two lists."""
-    lines = read_lines(path, f"give the unpacked Stanford_Online_Products as root, {_SOP_SOURCE}")
+    """(image, class) of every line of a list."""
+    lines = read_lines(path, f"give the unpacked Stanford_Online_Products as root, or {_SOP_SOURCE}")
     if not lines or lines[0][1].split() != _SOP_HEAD:
         raise DataError(f"{path} does not begin with {' '.join(_SOP_HEAD)!r}; {_AGAIN}")
     rows, ids = [], set()
     for number, line in lines[1:]:
         image, label, _, name = _fields(path, number, line, 4)
         if image in ids:
-            raise DataError(f"line {number} of {path} has the image id {image} again; {_AGAIN}")
+            raise DataError(f"line {number} of {path} repeats the image id {image}; {_AGAIN}")
         ids.add(image)
         rows.append((name, _number(label, _SOP_CLASSES, f"line {number} of {path}")))
     once(path, [(number, name) for (number, _), (name, _) in zip(lines[1:], rows)])
@@ -202,18 +208,18 @@ def _fields(path: Path, number: int, line: str, count: int) -> Sequence[str]:
 
 _SHOP_LIST = "list_eval_partition.txt"
 _SHOP_SOURCE = (
-    "the set is to be had from the page of DeepFashion's In-shop Clothes Retrieval benchmark (Liu et al. 2016)"
+    "download the data set from the page of DeepFashion's In-shop Clothes Retrieval benchmark (Liu et al. 2016)"
 )
 _SHOP_HEAD = ["image_name", "item_id", "evaluation_status"]
 
 
 def inshop(root: Path | None, seed: int) -> Dataset:
-    """list_eval_partition.txt: train, and a test whose queries are searched for in its gallery; items are classes."""
+    """list_eval_partition.txt: a training split, and a test split of queries and gallery; items are classes."""
     root = _home(root, "inshop", "In-shop Clothes Retrieval Benchmark", _SHOP_LIST, _SHOP_SOURCE)
     path = root / "Eval" / _SHOP_LIST if (root / "Eval" / _SHOP_LIST).is_file() else root / _SHOP_LIST
     rows = _shop_list(path)
     base = root / "Img" if (root / "Img").is_dir() else root
-    paths = listed_images(base, [name for name, _, _ in rows], f"{_AGAIN}, {_SHOP_SOURCE}")
+    paths = listed_images(base, [name for name, _, _ in rows], f"{_AGAIN}, or {_SHOP_SOURCE}")
     items = sorted({item for _, item, _ in rows})
     numbers = {item: number for number, item in enumerate(items)}
     labels = torch.tensor([numbers[item] for _, item, _ in rows], dtype=torch.int64)
@@ -225,12 +231,12 @@ def inshop(root: Path | None, seed: int) -> Dataset:
 
 
 def _shop_list(path: Path) -> list[tuple[str, str, str]]:
-    """(image, item, status) of every line; the first line says how many there are."""
-    lines = read_lines(path, f"give the folder that has Eval/{_SHOP_LIST} as root, {_SHOP_SOURCE}")
-    if len(lines) < 2 or not lines[0][1].isdecimal() or lines[1][1].split() != _SHOP_HEAD:
+    """(image, item, status) of every line; the first line is their number."""
+    lines = read_lines(path, f"give the folder that has Eval/{_SHOP_LIST} as root, or {_SHOP_SOURCE}")
+    if len(lines) < 2 or _whole(lines[0][1]) is None or lines[1][1].split() != _SHOP_HEAD:
         raise DataError(f"{path} does not begin with a number and {' '.join(_SHOP_HEAD)!r}; {_AGAIN}")
     if int(lines[0][1]) != len(lines) - 2:
-        raise DataError(f"{path} promises {lines[0][1]} images and lists {len(lines) - 2}; {_AGAIN}")
+        raise DataError(f"{path} announces {lines[0][1]} images but lists {len(lines) - 2}; {_AGAIN}")
     rows = []
     for number, line in lines[2:]:
         name, item, status = _fields(path, number, line, 3)

@@ -1,6 +1,7 @@
-"""What a data set is: labelled images in splits, and which of them are asked and which searched."""
+"""Data sets and splits: labelled images, divided into queries and gallery."""
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from .contents import hashes
 
-__all__ = ["Dataset", "Split", "check_classes"]
+__all__ = ["Dataset", "Split", "by_lengths", "check_classes"]
 
-_CHANNELS = 4  # no image has more; a longer last axis is a width
-_BYTES = 8.0  # a pixel beyond this was meant as 0..255; images that were normalised already stay below 3
+_CHANNELS = 4  # at most; a longer last axis must be a width
+_CONTENTS = "contents:"  # prefix of fingerprints by file contents; older ones are by file lengths
+_BYTES = 8.0  # pixels above this are in 0..255; normalised images stay below 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +27,13 @@ class Split:
     classes: tuple[str, ...]
     paths: tuple[Path, ...] | None = None
     images: Tensor | None = None
-    root: Path | None = None  # where `paths` start: names in messages and in the fingerprint are relative to it
-    queries: Tensor | None = None  # a mask of those that only ask, the others are the gallery; None: each asks all
-    asks: bool = False  # it is only asked of a gallery that lies elsewhere, so one class is enough
+    root: Path | None = None  # names in messages and in the fingerprint are relative to it
+    queries: Tensor | None = None  # mask of the queries, the others are the gallery; None: every image is both
+    asks: bool = False  # it only has queries for a gallery elsewhere, so one class is enough
 
     def __post_init__(self) -> None:
         if (self.paths is None) == (self.images is None):
-            raise DataError(f"{self.name} needs either paths or images; give exactly one of them")
+            raise DataError(f"{self.name} needs either paths or images; give exactly one")
         if self.images is not None:
             _check_images(self.name, self.images)
         count = len(self.paths) if self.paths is not None else len(self.images)  # type: ignore[arg-type]
@@ -42,10 +45,10 @@ class Split:
             )
         if count and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
             raise DataError(
-                f"{self.name} has labels outside 0 … {len(self.classes) - 1}; name every class in `classes`"
+                f"{self.name} has labels outside 0 … {len(self.classes) - 1}; list every class in `classes`"
             )
         if self.queries is not None and (self.queries.dtype != torch.bool or self.queries.shape != (count,)):
-            raise DataError(f"queries of {self.name} are a mask; give one bool for each of its {count} images")
+            raise DataError(f"queries of {self.name} must be a mask; give one bool for each of its {count} images")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -53,7 +56,9 @@ class Split:
     def keep(self, chosen: Tensor) -> "Split":
         """The same split with only the images of a boolean mask or of a list of ids, in that order."""
         if chosen.dtype == torch.bool and chosen.shape != self.labels.shape:
-            raise DataError(f"{self.name} has {len(self)} images but the mask {len(chosen)}; give one bool each")
+            raise DataError(
+                f"{self.name} has {len(self)} images but the mask has {len(chosen)} entries; give one bool per image"
+            )
         ids = (chosen.nonzero().squeeze(1) if chosen.dtype == torch.bool else chosen).cpu()
         paths = None if self.paths is None else tuple(self.paths[i] for i in ids.tolist())
         images = None if self.images is None else self.images[ids.to(self.images.device)]
@@ -63,12 +68,12 @@ class Split:
 
     @property
     def query(self) -> "Split":
-        """What is searched for: the split itself where every image asks all the others."""
+        """The queries: the split itself if every image is a query."""
         return self if self.queries is None else self._side("query", self.queries)
 
     @property
     def gallery(self) -> "Split":
-        """What is searched through."""
+        """The images that are searched."""
         return self if self.queries is None else self._side("gallery", ~self.queries)
 
     def _side(self, name: str, mask: Tensor) -> "Split":
@@ -76,19 +81,40 @@ class Split:
         return replace(self.keep(mask), name=f"{self.name.removesuffix('/test')}/{name}", queries=None, asks=asks)
 
     def sample(self, index: int) -> str:
-        """What to call one image in a message."""
+        """The name of one image in messages."""
         if self.paths is None:
             return f"{self.name}[{index}]"
         path = self.paths[index]
         return (path.relative_to(self.root) if self.root is not None else path).as_posix()
 
-    def fingerprint(self) -> str:
-        """A short hash of the images and their classes; the same wherever the folder lies.
+    def fingerprint(self, progress: Callable[[int, int], None] | None = None) -> str:
+        """A short hash of the images and their classes, independent of the location of the folder.
 
-        Of files it takes relative names and sizes, not the bytes: a run must not wait for a second reading.
+        Files enter with their relative names and contents. They are read once: `contents` caches their hashes.
         """
+        if self.paths is None:
+            return self._digest(8)
+        try:
+            return _CONTENTS + self._digest(16, hashes(self.paths, progress))
+        except OSError as error:
+            raise _gone(error) from error
+
+    def lengths_fingerprint(self) -> str:
+        """The older kind of fingerprint, by names and lengths of files instead of contents."""
+        try:
+            return self._digest(8, [str(path.stat().st_size) for path in self.paths or ()])
+        except OSError as error:
+            raise _gone(error) from error
+
+    def has_fingerprint(self, known: object) -> bool:
+        """Whether a fingerprint of either kind belongs to this split."""
+        if by_lengths(self, known):
+            return self.lengths_fingerprint() == known
+        return self.fingerprint() == known
+
+    def _digest(self, size: int, files: Sequence[str] = ()) -> str:
         used, places = torch.unique(self.labels.cpu(), return_inverse=True)
-        digest = hashlib.blake2b(digest_size=8)
+        digest = hashlib.blake2b(digest_size=size)
         digest.update("\n".join(self.classes[label] for label in used.tolist()).encode("utf-8", "surrogateescape"))
         digest.update(places.numpy().astype("<i8").tobytes())
         if self.queries is not None:
@@ -96,21 +122,26 @@ class Split:
         if self.images is not None:
             digest.update(f"{tuple(self.images.shape)} {self.images.dtype}".encode())
             digest.update(self.images.cpu().contiguous().numpy().data)
-        for index, path in enumerate(self.paths or ()):
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                raise DataError(f"{path} has gone or cannot be read ({error.strerror}); restore it") from error
-            digest.update(f"\n{self.sample(index)} {size}".encode("utf-8", "surrogateescape"))
+        for index, mark in enumerate(files):
+            digest.update(f"\n{self.sample(index)} {mark}".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
 
+def by_lengths(split: Split, known: object) -> bool:
+    """Whether a fingerprint is of the older kind, by lengths of files."""
+    return split.paths is not None and not str(known).startswith(_CONTENTS)
+
+
+def _gone(error: OSError) -> DataError:
+    return DataError(f"{error.filename} is missing or cannot be read ({error.strerror}); restore it")
+
+
 def _check_images(name: str, images: Tensor) -> None:
-    """Refuse images in memory that are in another order, of another type or in another range."""
+    """Refuse images in memory with the wrong axes, type or range."""
     shape = tuple(images.shape)
     if images.ndim != 4 or not 1 <= shape[3] <= _CHANNELS:
         first = images.ndim == 4 and 1 <= shape[1] <= _CHANNELS
-        todo = "images.permute(0, 2, 3, 1) makes it so" if first else f"the last axis holds 1 … {_CHANNELS} channels"
+        todo = "use images.permute(0, 2, 3, 1)" if first else f"the last axis holds 1 … {_CHANNELS} channels"
         raise DataError(f"{name} has images of shape {shape}; give (N, height, width, channels): {todo}")
     if images.dtype not in (torch.uint8, torch.float32):
         todo = "images.float()" if images.is_floating_point() else "images.to(torch.uint8)"
@@ -122,63 +153,63 @@ def _check_images(name: str, images: Tensor) -> None:
         if low >= 0 and high > _BYTES:
             todo = "divide by 255"
         elif low < 0:
-            todo = "give them before mean and std are applied, and those to wrap(model, mean=…, std=…)"
+            todo = "give them without normalisation, and mean and std to wrap(model, mean=…, std=…)"
         else:
-            todo = "bring them into that range"
+            todo = "scale them to that range"
         raise DataError(f"{name} has pixels from {low:g} to {high:g}, not in [0, 1]: {todo}")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A split to train on and a split to be scored on; `notes` are sentences the user should read."""
+    """A training split and a test split; `notes` are sentences for the user."""
 
     name: str
     train: Split
     test: Split
     notes: tuple[str, ...] = ()
-    root: str = ""  # as it was given, so that a run can find its images again
-    held_out: int = 0  # so many classes of the training split are the test split, and the real one is not touched
+    root: str = ""  # as given, so that a run can find its images again
+    held_out: int = 0  # the number of training classes that replace the test split
 
     def __post_init__(self) -> None:
         check_classes(self.train)
         check_classes(self.test.gallery)
         if not len(self.query):
-            raise DataError(f"{self.query.name} has no images; it needs at least one")
+            raise DataError(f"{self.query.name} has no images; add at least one")
 
     def holding_out(self, classes: int) -> "Dataset":
-        """The last so many training classes as test split: settings are chosen on them, and not on the real one."""
+        """The same data with the last N training classes as test split, for choosing settings without the real one."""
         if not classes:
             return self
         if self.held_out:
-            raise DataError(f"{self.held_out} classes of {self.name} are held out already; ask for all of them at once")
+            raise DataError(f"{self.held_out} classes of {self.name} are already held out; give the total number once")
         used = torch.unique(self.train.labels)
         if classes < 2 or len(used) - classes < 2:
             raise DataError(
-                f"{self.train.name} has {len(used)} classes: of those {classes} cannot be held out; "
-                "leave two to train on, and two to test on"
+                f"cannot hold out {classes} of the {len(used)} classes of {self.train.name}; "
+                "leave at least two to train on, and hold out at least two"
             )
         held = torch.isin(self.train.labels, used[-classes:])
         seen = replace(self.train.keep(~held), name=f"{self.train.name}, first {len(used) - classes} classes")
         unseen = replace(self.train.keep(held), name=f"{self.train.name}, last {classes} classes")
-        note = f"{classes} of the training classes are held out, to be tested on instead of the test split."
+        note = f"evaluating on {classes} held-out training classes instead of the test split."
         return replace(self, train=seen, test=unseen, notes=(*self.notes, note), held_out=classes)
 
     @property
     def query(self) -> Split:
-        """What is searched for."""
+        """The queries of the test split."""
         return self.test.query
 
     @property
     def gallery(self) -> Split:
-        """What is searched through."""
+        """The gallery of the test split."""
         return self.test.gallery
 
 
 def check_classes(split: Split) -> None:
-    """Refuse a split in which nothing can be told apart."""
+    """Refuse a split with fewer than two classes."""
     classes = torch.unique(split.labels).tolist()
     if not classes:
-        raise DataError(f"{split.name} has no images; it needs at least two classes of them")
+        raise DataError(f"{split.name} has no images; give at least two classes")
     if len(classes) == 1:
         only = split.classes[classes[0]]
-        raise DataError(f"{split.name} has one class only ({only}), so nothing to tell apart; it needs two or more")
+        raise DataError(f"{split.name} has only one class ({only}); give at least two")

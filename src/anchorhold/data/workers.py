@@ -1,78 +1,98 @@
-"""Processes that decode images: threads would wait for each other, since Python lets one of them run at a time."""
+"""Processes that decode images; threads would block each other, because Python runs one at a time."""
 
 import mmap
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from multiprocessing import get_context
 from typing import Any
 
-from ..errors import RunError
-from ..ranks import neighbours
+from ..distributed import neighbours
+from ..errors import RunError, lacks_memory
 from .decode import begin
 
-__all__ = ["START", "Shared", "cores", "died", "hired"]
+__all__ = ["START", "Shared", "cores", "enough_memory", "hired"]
 
-# Linux's fork is quick and asks nothing of the user's script; elsewhere a fork beside threads is not safe.
+# On Linux fork is fast and needs nothing from the user's script; elsewhere it is not safe beside threads.
 START = "fork" if sys.platform == "linux" else "spawn"
 
 
 def cores() -> int:
-    """How many processors this process may use, its neighbours of the same job apart."""
+    """The number of processors for this process; those of the machine are shared by all ranks on it."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(here // neighbours(), 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """Bytes that this process and its workers have in common."""
+    """Memory shared by this process and its workers."""
 
     memory: Any
     shape: tuple[int, ...]
 
     @classmethod
     def of(cls, *shape: int) -> "Shared":
-        """Room for that many, not in /dev/shm, which containers keep small.
+        """Shared memory of this shape; not in /dev/shm, which is small in containers.
 
-        Who does not branch off is handed a file that has no name any more.
+        Workers that are not forked inherit an unlinked temporary file instead.
         """
         room = prod(shape)
         return cls(mmap.mmap(-1, room) if START == "fork" else get_context(START).RawArray("B", room), shape)
 
     @property
     def rows(self) -> Any:
-        """The bytes as an array."""
+        """The memory as an array of bytes."""
         import numpy as np
 
         return np.frombuffer(self.memory, np.uint8).reshape(self.shape)
 
 
 def hired(workers: int, room: Shared | None) -> ProcessPoolExecutor:
-    """Workers that write what they decode to `room`; without one they only look whether files can be read."""
+    """A pool of workers that decode into `room`; without it they only check that files can be read."""
     from PIL import Image
 
-    Image.init()  # what is loaded before the workers branch off they need not load
+    Image.init()  # loaded once, before the workers are forked
     place = None if room is None else (room.memory, room.shape)
     pool = ProcessPoolExecutor(workers, get_context(START), begin, (place, os.getpid()))
     try:
-        with warnings.catch_warnings():  # from 3.12 on Python warns of forks beside threads; these take no lock
+        with warnings.catch_warnings():  # Python 3.12 warns about forks beside threads; these take no lock
             warnings.simplefilter("ignore", DeprecationWarning)
-            for _ in range(workers):  # forks all branch off at the first, others one at a time
+            for _ in range(workers):  # forked workers all start at the first task, others one per task
                 pool.submit(os.getpid)
-    except OSError:  # no memory for one more: those that there are would be waited for at the end, and wait themselves
+    except OSError:  # no memory for another one: end the started ones, or the exit would wait for them for ever
         for process in list((pool._processes or {}).values()):
             process.kill()
         raise died(workers) from None
     return pool
 
 
+@contextmanager
+def enough_memory(workers: int) -> Iterator[None]:
+    """A one-line error if this process or a worker runs out of memory in the block."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise died(workers) from None
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        cause = f" ({reason})" if reason else ""
+        raise RunError(f"out of memory while reading images{cause}; {_less(workers)}") from error
+
+
+def _less(workers: int) -> str:
+    fewer = max(workers // 2, 1)
+    return f"free some memory; in training, try --set data.workers={fewer} or --set data.store=stream"
+
+
 def died(workers: int) -> RunError:
-    """What to say of a worker that is gone."""
-    guard = "" if START == "fork" else ", or for want of `if __name__ == '__main__':` around what a script does"
-    return RunError(
-        f"a process that reads images died, most often for want of memory{guard}; free some, or in training "
-        f"take less: --set data.workers={max(workers // 2, 1)} or --set data.store=stream"
-    )
+    """The error for a worker that died."""
+    guard = "" if START == "fork" else ", or because your script lacks `if __name__ == '__main__':`"
+    return RunError(f"a process that reads images died, most likely out of memory{guard}; {_less(workers)}")

@@ -1,4 +1,4 @@
-"""Adversarial deep metric learning (ADML, paper 003): train on tuples in which one image gave way to its worst case.
+"""Adversarial deep metric learning (ADML): train on tuples in which one image is replaced by its worst case.
 
 Every image of the batch is an anchor a, with a positive p (its partner) and a negative n, drawn by distance. The
 triplet loss takes them as one tuple, the contrastive loss as two, (a, p) and (a, n). With probability P(γ = 1), the
@@ -6,14 +6,14 @@ attack rate, one image of a tuple moves by
 
     ρ(i, j, k) = argmax over δ of 1[y_i = y_j] · d(x_i + δ, x_j) − 1[y_i ≠ y_k] · d(x_i + δ, x_k)        (equation 14)
 
-The positive flees the anchor (equations 15 and 16), the negative approaches it, the anchor does both (appendix F).
-That is formulation 2: one image moves, the others are clean. In formulation 1 all images of the batch move at once
-(equation 11). In formulation 3 the image flees itself, and λ times how far it came is added to the loss (equation 13).
+The positive moves away from the anchor (equations 15 and 16), the negative towards it, the anchor does both
+(appendix F). That is formulation 2: one image moves, the others are clean. In formulation 1 all images of the batch
+move at once (equation 11). In formulation 3 the image moves away from its clean embedding, and λ times that distance is
+added to the loss (equation 13).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,22 +21,21 @@ from torch import Tensor
 from .. import losses
 from ..geometry import euclidean
 from ..model.frozen import Embed
-from ..perturb.ascend import Budget, Objective
-from ..settings import check, nearest
-from ..triplets import SAMPLERS
+from ..perturb.problem import Objective
 from .est import move_away
-from .step import Inner, Step
+from .settings import AdmlSettings
+from .step import Step, changed
 
-__all__ = ["AdmlSettings", "adversarial_metric_learning", "all_at_once", "worst_case"]
+__all__ = ["adversarial_metric_learning", "all_at_once", "worst_case"]
 
 
-# A tuple is a row of four positions, the two ends of d(a, p) and the two of d(a, n). The anchor is there twice, since
-# a contrastive pair has an anchor of its own, which moves without that of the other pair.
+# A tuple is a row of four positions, the two ends of d(a, p) and the two of d(a, n). It contains the anchor twice,
+# since the anchors of the two contrastive pairs move independently.
 PULLED, POSITIVE, PUSHED, NEGATIVE = range(4)
 
 
 class Target(NamedTuple):
-    """The column that moves by ρ(i, j, k), which columns j and k are, and where the moved image stands in too."""
+    """The column that moves by ρ(i, j, k), the columns of j and k, and a second column that gets the moved image."""
 
     i: int
     j: int
@@ -52,59 +51,8 @@ PAIRS = {
 TARGETS = {"contrastive": PAIRS, "triplet": PAIRS | {"anchor": (Target(PULLED, POSITIVE, NEGATIVE, also=PUSHED),)}}
 
 
-@dataclass(frozen=True)
-class AdmlSettings(Inner):
-    """The robust rows of 003's tables; the default is the triplet loss on CUB."""
-
-    eps: float = 0.01
-    alpha: float = 0.0  # 0 stands for 2ε/steps as in print: the whole ball can be reached from any start
-    steps: int = 5
-    start: Literal["zero", "random"] = "random"
-    loss: Literal["triplet", "contrastive"] = "triplet"
-    margin: float = 0.2  # of the contrastive loss 1.0 in print
-    reduction: Literal["all", "active"] = "all"  # contrastive: one mean over all pairs, or RobRank's over active ones
-    perturb: Literal["positive", "negative", "anchor"] = "positive"
-    attack_rate: float = 0.5  # P(γ = 1), drawn for each tuple
-    formulation: int = 2
-    weight: float = 1.0  # λ of formulation 3; print has no value
-    sampler: str = "distance"
-    lower: float = 0.5  # distance-weighted negatives count as at least this far; 0: no cut-off, as in RobRank
-    upper: float = 1.4  # and beyond this are not drawn; 0: no cut-off
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, known in (
-            ("sampler", SAMPLERS),
-            ("loss", TARGETS),
-            ("perturb", PAIRS),
-            ("reduction", ("all", "active")),
-        ):
-            word = getattr(self, name)
-            check(word in known, f"no {name} {word!r}; {nearest(str(word), known)}")
-        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
-        check(0 <= self.attack_rate <= 1, f"attack_rate is a probability, between 0 and 1, got {self.attack_rate}")
-        check(self.formulation in FORMULATIONS, f"no formulation {self.formulation}; there are: 1, 2, 3")
-        check(self.weight >= 0, f"weight (λ) is the weight of a loss: at least 0, got {self.weight}")
-        check(
-            self.lower >= 0 and (self.upper == 0 or self.lower < self.upper),
-            f"negatives lie from lower = {self.lower} to upper = {self.upper}: it must be larger, or 0 for no cut-off",
-        )
-        check(
-            self.formulation != 1 or self.perturb == "positive",
-            f"formulation 1 perturbs every image: leave perturb = {self.perturb} out, or take formulation 2 or 3",
-        )
-        check(
-            self.loss == "contrastive" or self.reduction == "all",
-            f"reduction = {self.reduction} is a mean of the contrastive loss: leave it out, or set loss to contrastive",
-        )
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(self.steps, self.alpha or 2 * self.eps / max(self.steps, 1), start=self.start)
-
-
 def worst_case(clean: Tensor, labels: Tensor, i: Tensor, j: Tensor, k: Tensor) -> Objective:
-    """Climb 1[y_i = y_j] · d(x_i + δ, x_j) − 1[y_i ≠ y_k] · d(x_i + δ, x_k) (003 equation 14).
+    """Climb 1[y_i = y_j] · d(x_i + δ, x_j) − 1[y_i ≠ y_k] · d(x_i + δ, x_k) (ADML, eq. 14).
 
     `i`, `j` and `k` (U,) are positions in the batch, `clean` (B, D) its embeddings and `labels` (B,) its classes.
     """
@@ -118,9 +66,9 @@ def worst_case(clean: Tensor, labels: Tensor, i: Tensor, j: Tensor, k: Tensor) -
 
 
 def all_at_once(pulled: Tensor, pushed: Tensor) -> Objective:
-    """Climb Σ d(a', p') − Σ d(a', n') over pairs of positions (P, 2) while all images move (003 equation 11).
+    """Climb Σ d(a', p') − Σ d(a', n') over pairs of positions (P, 2) while all images move (ADML, eq. 11).
 
-    There is no hinge, as in equation 14: a tuple that the loss is content with would have no gradient to begin with.
+    There is no hinge, as in equation 14: a tuple with zero loss would have no gradient to start with.
     """
 
     def total(e: Tensor, pairs: Tensor) -> Tensor:
@@ -130,29 +78,29 @@ def all_at_once(pulled: Tensor, pushed: Tensor) -> Objective:
 
 
 class Attacked(NamedTuple):
-    """Moved images (U, …), the positions (U,) they came from, and the tuples, in which B + u is moved image u."""
+    """Moved images (U, …), their positions (U,) in the batch, and the tuples, in which B + u is moved image u."""
 
     images: Tensor
     origins: Tensor
     tuples: Tensor
 
 
-Attack = Callable[[Step, AdmlSettings, Embed, Tensor, Tensor], Attacked]
+Perturbed = Callable[[Step, AdmlSettings, Embed, Tensor, Tensor], Attacked]
 
 
 def _hit(step: Step, settings: AdmlSettings, numbers: Tensor) -> Tensor:
-    """γ for each tuple; where nothing can move there is no attack."""
+    """γ for each tuple; False everywhere where ε is 0."""
     return (step.key("attacked").uniform(numbers) < settings.attack_rate) & (settings.eps > 0)
 
 
-def _one_image(objective: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Objective]) -> Attack:
-    """Formulations 2 and 3: in each tuple that is attacked one image moves."""
+def _one_image(objective: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Objective]) -> Perturbed:
+    """Formulations 2 and 3: one image of each attacked tuple moves."""
 
     def attack(step: Step, settings: AdmlSettings, embed: Embed, clean: Tensor, tuples: Tensor) -> Attacked:
         images, after, parts = step.batch.images, tuples.clone(), []
         place = len(images)
         for target in TARGETS[settings.loss][settings.perturb]:
-            # 2a for what moves in anchor a's d(a, p), 2a + 1 in its d(a, n): γ and the random start are drawn by it.
+            # γ and the random start are drawn by this number: 2a in anchor a's d(a, p), 2a + 1 in its d(a, n).
             numbers = 2 * tuples[:, PULLED] + target.i // 2
             rows = _hit(step, settings, numbers).nonzero().squeeze(1)
             after[rows, target.i] = after[rows, target.also] = torch.arange(place, place + len(rows)).to(rows)
@@ -168,7 +116,7 @@ def _one_image(objective: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Obj
 
 
 def _all_images(step: Step, settings: AdmlSettings, embed: Embed, clean: Tensor, tuples: Tensor) -> Attacked:
-    """Formulation 1: every image moves, in the same way for all tuples that are attacked."""
+    """Formulation 1: every image moves once, for all attacked tuples together."""
     images = step.batch.images
     pull = _hit(step, settings, 2 * tuples[:, PULLED])
     push = pull if settings.loss == "triplet" else _hit(step, settings, 2 * tuples[:, PULLED] + 1)
@@ -181,7 +129,7 @@ def _all_images(step: Step, settings: AdmlSettings, embed: Embed, clean: Tensor,
     return Attacked(moved, origins, torch.where(hit, tuples + len(images), tuples))
 
 
-FORMULATIONS: dict[int, Attack] = {
+FORMULATIONS: dict[int, Perturbed] = {
     1: _all_images,
     2: _one_image(worst_case),
     3: _one_image(lambda clean, labels, i, j, k: move_away(clean[i])),
@@ -189,7 +137,7 @@ FORMULATIONS: dict[int, Attack] = {
 
 
 def adversarial_metric_learning(step: Step, settings: AdmlSettings) -> Iterator[Tensor]:
-    """Attack tuples and train on all of them: l(x_1, x_2 + γρ(2, 1)) or l(x_1, x_2 + γρ(2, 1), x_3), 003 eq. 15, 16."""
+    """Attack tuples and train on all of them: l(x_1, x_2 + γρ(2, 1)) or l(x_1, x_2 + γρ(2, 1), x_3), eqs. 15, 16."""
     images, cuts = step.batch.images, (settings.lower or None, settings.upper or None)
     with step.frozen() as embed:
         clean = step.see(embed, images)
@@ -208,12 +156,13 @@ def adversarial_metric_learning(step: Step, settings: AdmlSettings) -> Iterator[
         loss = loss + settings.weight * euclidean(there, here).sum() / len(tuples)
     step.log("attacked", (tuples >= len(images)).any(1).double().mean())
     if len(moved):
-        step.log_shift(clean[origins], there, 3 if settings.formulation == 1 else 1, clean)
+        members = 3 if settings.formulation == 1 else 1
+        step.log_shift(clean[origins], there, members, clean, changed(images[origins], moved))
     else:
         step.log("image_steps", 0.0)
     yield loss
 
 
 def _measured(_: Tensor, distance: Tensor) -> Tensor:
-    """For a loss whose distances are known already."""
+    """The distance for a loss whose distances are already computed."""
     return distance

@@ -1,47 +1,36 @@
-"""What a defence sees of one training step."""
+"""The input of a defence: one training step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..device import precise
+from ..distributed import Ranks
 from ..geometry import distance_matrix, euclidean
-from ..model.frozen import Embed, frozen, precise
-from ..model.graphed import Graphed
-from ..perturb.ascend import Budget, Objective, ascend
-from ..perturb.ball import Ball
+from ..model.fast.graphs import Graphed
+from ..model.frozen import Embed, frozen
+from ..perturb.ascend import ascend
+from ..perturb.problem import Objective, Problem
 from ..random import Key
-from ..ranks import Ranks
-from ..settings import check
 from ..triplets import Anchors, Triplets, mine
+from .settings import Inner
 
-__all__ = ["Batch", "Inner", "Step"]
+__all__ = ["Batch", "Log", "Step", "changed"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inner:
-    """The attack inside a training step; the defences' settings extend it. The defaults are the papers' for 224 px."""
+class Log(Protocol):
+    """Adds a value to the epoch's mean of that name, with a weight."""
 
-    eps: float = 8 / 255
-    alpha: float = 1 / 255
-    steps: int = 8
-    norm: Literal["linf", "l2"] = "linf"
-    start: Literal["zero", "random"] = "zero"
+    def __call__(self, name: str, value: Tensor | float, weight: Tensor | float = 1.0, /) -> None: ...
 
-    def __post_init__(self) -> None:
-        check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
-        _ = self.ball  # which refuses what no image could be perturbed by
 
-    @property
-    def ball(self) -> Ball:
-        return Ball(self.eps, self.norm)
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(self.steps, self.alpha, start=self.start)
+def changed(before: Tensor, after: Tensor) -> Tensor:
+    """Which units (U,) of images (U, …) an attack changed: those with any changed pixel."""
+    return (before != after).flatten(1).any(1)
 
 
 @dataclass(frozen=True)
@@ -53,24 +42,24 @@ class Batch:
     ids: Tensor  # (B,) which samples of the training split
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Step:
-    """One batch on its way through a defence. Each `yield loss` of the defence is one optimiser step."""
+    """One batch, and the tools of a defence. Each `yield loss` of the defence is one optimiser step."""
 
     model: nn.Module
     batch: Batch
     epoch: int
     epochs: int
-    key: Key  # folded with the step already
-    state: dict[str, Tensor]  # lives as long as the run; saved in the checkpoint
-    log: Callable[[str, Tensor | float], None] = lambda name, value: None
+    key: Key  # already specific to this step
+    state: dict[str, Tensor]  # kept for the whole run, saved in the checkpoint
+    log: Log = lambda name, value, weight=1.0: None
     precision: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     mining_pairs: int = 0
-    companion: nn.Module | None = None  # what a defence trains or asks besides the model (`Defence.companion`)
+    companion: nn.Module | None = None  # a second module that a pretraining trains or queries (`Pretraining.companion`)
     fast: bool = False  # whether the frozen view is compiled
-    canary: bool = False  # whether this step's inner attack is made again, slowly, to be compared
-    graphed: Graphed | None = None  # the model's forward pass in a form that holds one result at a time
-    ranks: Ranks = field(default_factory=Ranks)  # who computes this step together
+    canary: bool = False  # whether this step's inner attack is repeated in fp32, to compare
+    graphed: Graphed | None = None  # the model's forward pass as a CUDA graph, which holds one result at a time
+    ranks: Ranks = field(default_factory=Ranks)  # the ranks that share this step
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit vectors with gradient to the weights, in the run's precision."""
@@ -84,7 +73,7 @@ class Step:
         return self.ranks.gathered(out, len(images))
 
     def see(self, network: Embed, images: Tensor) -> Tensor:
-        """What a network makes of the images, without gradient."""
+        """A network's outputs for the images, without gradient."""
         with torch.no_grad():
             return self.ranks.gathered(network(images[self.ranks.share(len(images))]), len(images))
 
@@ -112,7 +101,7 @@ class Step:
         upper: float | None = None,
         anchors: Anchors = "even",
     ) -> Triplets:
-        """Triplets of this batch, inside groups that do not depend on how the batch is spread."""
+        """Triplets of this batch, mined in groups that do not depend on the number of ranks."""
         return mine(
             sampler,
             embeddings,
@@ -126,16 +115,16 @@ class Step:
         )
 
     def also_as(self, ending: str) -> "Step":
-        """The same step, which logs everything a second time under a name with this ending."""
+        """The same step, which also logs everything under a name with this ending."""
 
-        def log(name: str, value: Tensor | float) -> None:
-            self.log(name, value)
-            self.log(f"{name}_{ending}", value)
+        def log(name: str, value: Tensor | float, weight: Tensor | float = 1.0, /) -> None:
+            self.log(name, value, weight)
+            self.log(f"{name}_{ending}", value, weight)
 
         return replace(self, log=log)
 
     def anchors_turn(self) -> bool:
-        """False, True, False, …, batch by batch: for defences that perturb candidates and anchors in turn."""
+        """False, True, False, …, batch by batch: for defences that alternate between candidates and anchors."""
         anchors = bool(self.state.get("anchors_next", False))
         self.state["anchors_next"] = torch.tensor(not anchors)
         return anchors
@@ -150,13 +139,13 @@ class Step:
         embedded: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Tensor:
-        """The units (U, V, C, H, W) where the inner attack leaves them; what it took goes into the log."""
+        """The units (U, V, C, H, W) after the inner attack; its cost is logged."""
         key, count = self.key("start"), len(units)
         mine = self.ranks.share(count)
         objective = objective.shared(self.ranks, count)
         ids = torch.arange(count, device=units.device) if ids is None else ids
         own, ids, known = units[mine], ids[mine], None if embedded is None else embedded[mine]
-        ascent = ascend(embed, own, objective, inner.ball, inner.budget, moves, key=key, ids=ids, embedded=known)
+        ascent = ascend(Problem(embed, objective, inner.ball, inner.budget, key, moves), own, ids=ids, embedded=known)
         work, *active = self.ranks.sums(count, ascent.image_steps, *ascent.active[:1], *ascent.active[-1:])
         self.log("image_steps", work)
         for name, left in zip(("active_first", "active_last"), active):
@@ -174,11 +163,11 @@ class Step:
         moves: tuple[bool, ...] | None,
         ids: Tensor | None,
     ) -> Tensor:
-        """The share of the climb of an ascent in fp32, with nobody leaving, that `found` lacks; 0 where both rest."""
+        """Shortfall of `found` against an fp32 attack without dropping, as a share of its gain; 0 without a gain."""
         positions = torch.arange(len(units), device=units.device)
         with frozen(self.model) as embed, precise():
             budget = replace(inner.budget, drop=False)
-            slow = ascend(embed, units, objective, inner.ball, budget, moves, key=self.key("start"), ids=ids)
+            slow = ascend(Problem(embed, objective, inner.ball, budget, self.key("start"), moves), units, ids=ids)
             heights = []
             for images in (units, found, slow.images):
                 with torch.no_grad():
@@ -187,14 +176,25 @@ class Step:
         before, fast, best = heights
         return torch.where(best > before, (best - fast) / (best - before).clamp(min=1e-12), torch.zeros_like(best))
 
-    def log_shift(self, clean: Tensor, moved: Tensor, members: int, batch: Tensor) -> None:
-        """How far perturbations moved embeddings (002 figure 5): the mean over all that were perturbed, by d̄.
+    def log_shift(self, clean: Tensor, moved: Tensor, members: int, batch: Tensor, perturbed: Tensor) -> None:
+        """Log how far embeddings moved, in units of d̄: the mean over all units, and over those that the attack changed.
 
-        `clean` and `moved` (…, D) are the perturbed members before and after, `members` how many of a triplet those
-        are, and `batch` (B, D) the clean batch, whose mean distance d̄ over all pairs takes out how wide the space is.
+        Figure 5 of CA-TRIDE shows the second. Triplets at their goal stay clean and would hide how far others move.
+
+        Args:
+            clean: (U, …, D) the members that may move, before the attack.
+            moved: the same after it.
+            members: how many of a triplet these are.
+            batch: (B, D) the clean batch. Its mean distance d̄ over all pairs sets the scale.
+            perturbed: (U,) which units changed (`changed`). An epoch's mean weighs steps by their share.
         """
         with torch.no_grad():
             spread = distance_matrix(batch, batch).sum() / max(len(batch) * (len(batch) - 1), 1)
-            shift = euclidean(clean, moved.detach()).mean() / spread.clamp(min=1e-12)
-        self.log("shift", shift)
-        self.log("shift_overall", members * shift)
+            shift = euclidean(clean, moved.detach()).unsqueeze(1) / spread.clamp(min=1e-12)
+            units, touched = shift.flatten(1).mean(1), perturbed.sum()
+            of_touched = torch.where(perturbed, units, 0).sum() / touched.clamp(min=1)
+        means: list[tuple[str, Tensor, Tensor | float]]
+        means = [("all", shift.mean(), 1.0), ("perturbed", of_touched, touched / max(len(units), 1))]
+        for whose, mean, weight in means:
+            self.log(f"shift_{whose}", mean, weight)
+            self.log(f"shift_overall_{whose}", members * mean, weight)

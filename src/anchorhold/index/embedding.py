@@ -1,7 +1,7 @@
-"""embed(): a folder, a CSV or a tar of images becomes an index of vectors.
+"""embed(): an index of vectors from a folder, a CSV or a tar of images.
 
-Images are embedded in fixed blocks, and what a block gave is a file of its own. Killed at any moment, the same call
-does the blocks that have none, and ends with the same bytes as one that was left alone.
+Images are embedded in fixed blocks, and each finished block is saved to its own file. After a kill at any moment, the
+same call embeds the missing blocks, and ends with the same bytes as an uninterrupted one.
 """
 
 import io
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -16,27 +17,28 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .. import __version__
-from ..console import Report, Silent, duration
+from ..console import Report, Silent, duration, shown
 from ..data.decode import pixels_of, why_unreadable
-from ..data.store import centre_crop
 from ..data.workers import cores
-from ..device import device_named, living_on, repeatable
-from ..errors import AnchorholdError, DataError, Interrupted, ModelError
+from ..device import computer_of, device_named, living_on, repeatable
+from ..distributed import Ranks, joined
+from ..errors import AnchorholdError, DataError, Interrupted, ModelError, check, lacks_memory
+from ..extensions import reason_of
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
-from ..model.victim import as_victim, reason_of
-from ..ranks import Ranks, joined
-from ..record import provenance
-from ..settings import check
-from .folder import Index, Named, described, need, squares, write_parquet
-from .parts import Parts, refuse_other, remove_parts
-from .sources import Source, digest_of, shown, source_at
+from ..model.preprocessing import Preprocessing, preprocessing_of
+from ..model.wrap import as_victim
+from ..runs.locks import one_writer
+from ..runs.provenance import provenance
+from ..version import __version__
+from .folder import Index, Named, described, need, write_parquet
+from .sources import Source, digest_of, source_at
+from .unfinished import Parts, refuse_other, remove_parts, told_of
 
 __all__ = ["embed", "vectors_of"]
 
-_BATCHES = 4  # in a block: what a kill can cost at most
-_AHEAD = 2**28  # bytes of images that are held before they are needed, as they are packed and decoded
+_BATCHES = 4  # per block, the most that a kill can lose
+_AHEAD = 2**28  # bytes of packed and decoded images that are read in advance
 
 
 def embed(
@@ -52,10 +54,10 @@ def embed(
     device: str = "auto",
     report: Report | None = None,
 ) -> Index:
-    """Vectors and ids of all images of `source` (a folder, a CSV or a tar), as an index in the folder `out`.
+    """Embed all images of `source` (a folder, a CSV or a tar) into an index in the folder `out`.
 
-    Files are resized to a square and its middle is cut out, by default as the model wants it. `out` may hold the
-    beginning of the same work, which then goes on. With `parquet` the rows are written as vectors.parquet as well.
+    Files go through the model's own preprocessing; `resize` and `crop` override it. If `out` holds an unfinished index
+    of the same images, the work resumes. With `parquet` the rows are also written as vectors.parquet.
     """
     check(on_bad_image in ("fail", "skip"), f"on_bad_image is {on_bad_image!r}; choose fail or skip")
     check(batch >= 1, f"batch must be at least 1, got {batch}")
@@ -66,73 +68,78 @@ def embed(
     report = report if report and ranks.first else Silent()
     named = Named(str(model)) if isinstance(model, str | Path) else model if isinstance(model, Named) else None
     victim = as_victim(named.load() if named is not None else model)  # type: ignore[arg-type]
-    wide, inner = squares(victim, resize, crop)
+    way = preprocessing_of(victim).told(resize, crop)
     images = source_at(source)
     for note in images.notes:
         report.say(note)
     about_model = described(victim)
-    made_with = {"model": about_model["weights"], "resize": wide, "crop": inner}
+    made_with = {"model": about_model["weights"], "resize": way.resize, "crop": way.crop}
     items = digest_of(images.items)
-    if ranks.once(lambda: (out / "index.json").exists()):
-        index = Index(out)
-        known = index.about["made_with"] | {"source": index.about["source"]["digest"]}
-        refuse_other(out, known, {**made_with, "source": items})
-        if ranks.first:
-            remove_parts(out)  # where it was killed between the two
-        report.say(f"{out} is complete already")
-    else:
-        _refuse_bad(images, on_bad_image)
-        made_with |= {"batch": batch, "device": where.type, "version": __version__}  # for the last bit
-        parts = Parts(out, images.items, made_with, _BATCHES * batch)
-        begun = time.monotonic()
-        with living_on(victim, where), repeatable(), frozen(victim) as view:
-            try:
-                run = chunked(view, batch)
-                _fill(parts, run, victim, images, (wide, inner), batch, where, on_bad_image, report, ranks)
-            except KeyboardInterrupt:
-                raise Interrupted(f"stopped; the same command with --out {out} goes on from here") from None
-        about = {
-            "model": about_model | {"named": None if named is None else named.found()},
-            "source": {"place": str(images.place), "images": len(images.items), "digest": items},
-            "made_with": made_with,
-            "labelled": images.labelled,
-            "provenance": provenance(where),
-        }
-        ranks.wait()  # until every part is there
-        ranks.once(lambda: len(parts.finish(about, images.labelled)))
-        index = Index(out)
-        report.say(f"{len(index):,} vectors of {index.about['dim']} numbers in {duration(time.monotonic() - begun)}")
-    skipped = index.about["skipped"]
-    if skipped:
-        name, reason = skipped[0]
-        everyone = f"all named in {out / 'index.json'}"
-        report.say(f"skipped {len(skipped):,} unreadable images, {everyone}; first: {shown(name)}: {reason}")
-    if parquet and ranks.first and not (out / "vectors.parquet").exists():
-        write_parquet(index)
-    return index
+    with one_writer(out, ranks, report):
+        if ranks.once(lambda: (out / "index.json").exists()):
+            index = Index(out)
+            known = index.field("made_with", dict) | {"source": index.field("source.digest", str)}
+            refuse_other(out, known, {**made_with, "source": items})
+            if ranks.first:
+                remove_parts(out)  # left behind by a kill just before the end
+            report.say(f"{out} is already complete")
+        else:
+            _refuse_bad(images, on_bad_image)
+            made_with |= {
+                "batch": batch,
+                "device": where.type,
+                "version": __version__,
+            }  # these change the last bits of vectors
+            parts = Parts(out, images.items, made_with, _BATCHES * batch)
+            begun = time.monotonic()
+            with living_on(victim, where), repeatable(), frozen(victim) as view:
+                try:
+                    vectors = partial(vectors_of, chunked(view, batch), way, device=where)
+                    _fill(parts, vectors, way, images, batch, on_bad_image, report, ranks)
+                except KeyboardInterrupt:
+                    raise Interrupted(f"stopped; to resume, run the same command with --out {out}") from None
+            about = {
+                "model": about_model | {"named": None if named is None else named.found()},
+                "source": {"place": str(images.place), "images": len(images.items), "digest": items},
+                "made_with": made_with,
+                "preprocessing": way.described(),
+                "labelled": images.labelled,
+                "provenance": provenance(computer_of(where)),
+            }
+            ranks.wait()  # until all ranks have saved their parts
+            ranks.once(lambda: len(parts.finish(about, images.labelled)))
+            index = Index(out)
+            count = f"{len(index):,} vector{'s' * (len(index) != 1)}"
+            report.say(f"{count} of {index.dim} dimensions in {duration(time.monotonic() - begun)}")
+        skipped = index.field("skipped", list)
+        if skipped:
+            count = f"{len(skipped):,} unreadable image{'s' * (len(skipped) > 1)}"
+            report.say(f"skipped {count}, listed in {out / 'index.json'}; the first: {told_of(skipped[0])}")
+        if parquet and ranks.first and not (out / "vectors.parquet").exists():
+            write_parquet(index)
+        return index
 
 
-def vectors_of(run: Embed, model: nn.Module, frames: Tensor, crop: int, device: torch.device) -> Tensor:
-    """Vectors (N, D) of byte frames (N, H, W, 3), on the CPU; a model of one channel gets their mean."""
-    images = centre_crop(frames.to(device), crop)
-    mean = getattr(model, "mean", None)
-    if isinstance(mean, Tensor) and len(mean) == 1:
-        images = images.mean(1, keepdim=True)
+def vectors_of(run: Embed, way: Preprocessing, frames: Tensor, device: torch.device) -> Tensor:
+    """Vectors (N, D) of byte frames (N, H, W, 3), on the CPU; a model of one channel gets their mean over RGB."""
+    images = way.views(frames.to(device))
     try:
         return embed_all(run, [images]).float().cpu()
-    except (AnchorholdError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # it is their code
-        raise ModelError(f"the model fails on images of shape {tuple(images.shape)} ({reason_of(error)})") from error
+    except Exception as error:  # user code may raise anything
+        if isinstance(error, AnchorholdError) or lacks_memory(error):
+            raise
+        raise ModelError(
+            f"the model fails on images of shape {tuple(images.shape)} ({reason_of(error)}); check the model and --size"
+        ) from error
 
 
 def _refuse_bad(images: Source, on_bad_image: str) -> None:
-    """Say at once what a look at the files shows; the rest comes to light when they are decoded."""
+    """Report missing and empty files at once; other defects are found when files are decoded."""
     bad = [item for item in images.items if item.problem]
     if bad and (on_bad_image == "fail" or len(bad) == len(images.items)):
-        todo = "mend or remove them"
+        todo = "repair or remove them"
         if len(bad) < len(images.items):
-            todo += ", or go on without such images by --on-bad-image skip"
+            todo += ", or skip such images with --on-bad-image skip"
         raise DataError(
             f"{len(bad):,} of {len(images.items):,} images of {images.place} cannot be read, "
             f"the first is {shown(bad[0].id)}: {bad[0].problem}; {todo}"
@@ -141,25 +148,25 @@ def _refuse_bad(images: Source, on_bad_image: str) -> None:
 
 def _fill(
     parts: Parts,
-    run: Embed,
-    model: nn.Module,
+    vectors_of_frames: Callable[[Tensor], Tensor],
+    way: Preprocessing,
     images: Source,
-    sides: tuple[int, int],
     batch: int,
-    device: torch.device,
     on_bad_image: str,
     report: Report,
     ranks: Ranks,
 ) -> None:
-    """Do the blocks that have no part yet, each by one rank."""
+    """Embed the missing blocks, each on one rank."""
     todo = ranks.once(lambda: parts.todo(whole=on_bad_image == "fail"))
     done = len(images.items) - sum(len(parts.block(number)) for number in todo)
     if done and todo:
-        report.say(f"{done:,} of {len(images.items):,} images were done before")
+        report.say(f"{done:,} of {len(images.items):,} images are already embedded")
+    if way.assumed:
+        report.say(f"the model has no record of its preprocessing; its size suggests: {way}")
     with report.task("embedding", len(images.items), done) as advance:
         mine = sorted(todo)[ranks.rank :: ranks.size]
         own = set(mine)
-        frames = _decoded(images, lambda at: at // parts.size in own, sides[0], parts.size)
+        frames = _decoded(images, lambda at: at // parts.size in own, way.resize, parts.size)
         try:
             for number in mine:
                 first, block = number * parts.size, parts.block(number)
@@ -170,13 +177,13 @@ def _fill(
                         pixels.append(torch.from_numpy(frame))
                     elif on_bad_image == "fail":
                         raise DataError(
-                            f"cannot read {shown(block[at - first].id)} of {images.place}: {frame}; mend or remove it, "
-                            "or go on without such images by --on-bad-image skip"
+                            f"cannot read {shown(block[at - first].id)} of {images.place}: {frame}; "
+                            "repair or remove it, or skip such images with --on-bad-image skip"
                         )
                     else:
                         bad.append((block[at - first].id, frame))
                     if pixels and (len(pixels) == batch or at - first == len(block) - 1):
-                        vectors.append(vectors_of(run, model, torch.stack(pixels), sides[1], device))
+                        vectors.append(vectors_of_frames(torch.stack(pixels)))
                         pixels = []
                         if at - first < len(block) - 1:
                             advance(done + at - first + 1, "")
@@ -184,7 +191,8 @@ def _fill(
                 odd = (~whole.isfinite()).any(1).nonzero().flatten().tolist()
                 if odd:
                     name = shown(block[kept[odd[0]]].id)
-                    raise ModelError(f"{len(odd)} vectors are not finite, the first is of {name}; look at the model")
+                    count = "1 vector is" if len(odd) == 1 else f"{len(odd)} vectors are"
+                    raise ModelError(f"{count} not finite, the first is of {name}; check the model")
                 parts.keep(number, whole, kept, bad)
                 done += len(block) * ranks.size
                 advance(min(done, len(images.items)), "")
@@ -203,7 +211,9 @@ def _decoded(
     def pixels(what: Path | io.BytesIO) -> Any:
         try:
             return pixels_of(what, size).copy()
-        except Exception as error:  # what a broken file makes Pillow raise is without end
+        except Exception as error:  # Pillow may raise anything on a broken file
+            if lacks_memory(error):
+                raise
             return shown(why_unreadable(error))
 
     waiting: deque[tuple[int, int, Future[Any] | str]] = deque()

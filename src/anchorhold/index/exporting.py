@@ -1,4 +1,4 @@
-"""export(): an embedder as ONNX, normalisation inside, checked against torch before it is written."""
+"""export(): write a model as ONNX with its normalisation, checked against torch before the file is written."""
 
 import copy
 import json
@@ -13,40 +13,43 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import __version__
-from ..errors import AnchorholdError, ModelError
-from ..model.victim import Victim, as_victim, reason_of
+from ..errors import AnchorholdError, ModelError, check, lacks_memory
+from ..extensions import reason_of
+from ..model.preprocessing import Preprocessing, preprocessing_of
+from ..model.wrap import Victim, as_victim
 from ..random import Key
-from ..record import atomic, commit
-from ..settings import check
-from .folder import Named, described, need, squares
+from ..runs.provenance import commit
+from ..runs.writing import atomic
+from ..version import __version__
+from .folder import Named, described, need
 
-__all__ = ["export"]
+__all__ = ["export", "preparation_of"]
 
-TOLERANCE = 1e-4  # of each coordinate of a unit vector, between onnxruntime and torch
-_MOST = 1536 * 2**20  # bytes of weights; beyond, torch would put them into a second file
-_BATCHES = (2, 1, 5)  # sizes it is tried with; the first is the one it is traced with
+TOLERANCE = 1e-4  # largest difference of a coordinate between onnxruntime and torch
+_MOST = 1536 * 2**20  # bytes of weights; above this, torch would write a second file
+_BATCHES = (2, 1, 5)  # batch sizes to check; the first is the one for tracing
 
 
 def export(model: nn.Module | str | Path | Named, out: str | Path) -> Path:
-    """Write a model as one ONNX file: `images` (batch, C, H, W) in [0, 1] in, unit `vectors` (batch, D) out.
+    """Write a model as one ONNX file, from `images` (batch, C, H, W) in [0, 1] to unit `vectors` (batch, D).
 
-    The batch is free, height and width are the model's own. onnxruntime has to give what torch gives within 1e-4, or
-    nothing is written. The file's metadata say what the model is and what its input has to be.
+    The batch size is free; height and width are the model's own. If onnxruntime differs from torch by more than 1e-4,
+    nothing is written. The file's metadata describe the model and its preprocessing (resize, crop, interpolation).
     """
     out = Path(out).expanduser()
-    check(out.suffix == ".onnx", f"{out.name}: an ONNX file is called NAME.onnx")
+    check(out.suffix == ".onnx", f"--out {out.name}: give a file name that ends in .onnx")
     *_, onnxruntime = need("onnx", "onnx", "onnxscript", "onnxruntime")
     given = Named(str(model)) if isinstance(model, str | Path) else model
     loaded = as_victim(given.load() if isinstance(given, Named) else given)
     weights = described(loaded)
-    # A copy: the given one keeps its device, its precision and its mode.
+    # A copy, so that the given model keeps its device, precision and mode.
     own = copy.deepcopy(loaded).float().cpu().eval()
     held = sum(4 * tensor.numel() for tensor in own.state_dict().values())
-    check(held < _MOST, f"{held / 2**30:.1f} GiB of weights are too much for one ONNX file; export a smaller model")
-    batches = [_images(own, count) for count in _BATCHES]
+    check(held < _MOST, f"{held / 2**30:.1f} GiB of weights do not fit into one ONNX file; export a smaller model")
+    way = preprocessing_of(own)
+    batches = [_images(own, way, count) for count in _BATCHES]
     program = _traced(own, batches[0])
-    (wide, inner), (height, width) = squares(own, None, None), batches[0].shape[2:]
+    height, width = batches[0].shape[2:]
     about = {
         "anchorhold": __version__,
         "commit": commit() or "",
@@ -54,27 +57,34 @@ def export(model: nn.Module | str | Path | Named, out: str | Path) -> Path:
         "input": "images: RGB, float32, (batch, channels, height, width)",
         "input_range": "[0, 1]",
         "output": f"vectors: {'unit length, ' * getattr(own, 'unit', True)}float32, (batch, dim)",
-        "preparation": f"resize to {wide}×{wide}, cut {inner}×{inner} out of the middle"
-        if height == width
-        else f"images of {height}×{width} pixels",
+        "preparation": str(way) if height == width else f"images of {height}×{width} pixels",
+        "preprocessing": json.dumps(way.described() | {"assumed": way.assumed}),
     }
     program.model.metadata_props.update(about)
+    program.model.doc_string = f"{about['input']}, in {about['input_range']}: {about['preparation']}"
     with atomic(out) as temporary:
         program.save(str(temporary))
         _compare(onnxruntime, own, temporary, batches)
     return out
 
 
-def _images(model: nn.Module, count: int) -> Tensor:
-    """Noise in the shape that the model is for."""
+def preparation_of(path: str | Path) -> str:
+    """The preprocessing that an exported file describes, as text."""
+    (onnx,) = need("onnx", "onnx")
+    return next(str(entry.value) for entry in onnx.load(path).metadata_props if entry.key == "preparation")
+
+
+def _images(model: nn.Module, way: Preprocessing, count: int) -> Tensor:
+    """Noise in the model's input shape; without a record that is its size, which need not be square."""
     mean = getattr(model, "mean", None)
     channels = len(mean) if isinstance(mean, Tensor) else 3
-    height, width = getattr(model, "size", None) or (224, 224)
+    size = getattr(model, "size", None) if way.assumed else None
+    height, width = size or (way.side, way.side)
     return Key.of(0)("export").uniform(torch.arange(count), (channels, height, width)).float()
 
 
 class _Plain(nn.Module):
-    """A victim without its checks, which would tie the file to the one batch size they saw."""
+    """A wrapped model without its checks, which would fix the batch size in the file."""
 
     def __init__(self, victim: Victim) -> None:
         super().__init__()
@@ -90,7 +100,7 @@ class _Plain(nn.Module):
 def _traced(model: nn.Module, images: Tensor) -> Any:
     try:
         with _quiet(), torch.no_grad():
-            model(images)  # what a model says of its own first call is clearer than what a tracer says
+            model(images)  # the model's own errors are clearer than the tracer's
             return torch.onnx.export(
                 _Plain(model) if isinstance(model, Victim) else model,
                 (images,),
@@ -100,31 +110,33 @@ def _traced(model: nn.Module, images: Tensor) -> Any:
                 output_names=["vectors"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
             )
-    except AnchorholdError:
-        raise
-    except Exception as error:  # a tracer can fail in any way
+    except Exception as error:  # the tracer may raise anything
+        if isinstance(error, AnchorholdError) or lacks_memory(error):
+            raise
         kind = type(getattr(model, "module", model)).__name__
-        raise ModelError(f"torch cannot write this {kind} as ONNX ({reason_of(error)})") from error
+        raise ModelError(f"torch cannot export this {kind} to ONNX ({reason_of(error)})") from error
 
 
 def _compare(onnxruntime: Any, model: nn.Module, path: Path, batches: list[Tensor]) -> None:
-    """Refuse a file that does not give what the model gives."""
+    """Refuse a file whose vectors differ from the model's."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for images in batches:
         with torch.no_grad():
             wanted = model(images)
         try:
             (got,) = session.run(["vectors"], {"images": images.numpy()})
-        except Exception as error:  # such as for a model that was traced for one size of batch only
-            raise ModelError(f"onnxruntime fails on {len(images)} images ({reason_of(error)})") from error
+        except Exception as error:  # e.g. if tracing fixed the batch size
+            raise ModelError(f"onnxruntime fails on a batch of {len(images)} ({reason_of(error)})") from error
         off = float((torch.from_numpy(got) - wanted).abs().max())
         if not off <= TOLERANCE:
-            raise ModelError(f"onnxruntime differs from torch by {off:g} on {len(images)} images; nothing was written")
+            raise ModelError(
+                f"onnxruntime differs from torch by {off:g} on a batch of {len(images)}; nothing was written"
+            )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on itself, which are about torch's own code."""
+    """Silence the exporter's warnings about torch's own code."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -8,22 +8,23 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from ..console import shown
 from ..data.decode import pixels_of, why_unreadable
 from ..device import device_named, living_on
-from ..errors import DataError
+from ..errors import DataError, check, lacks_memory
 from ..geometry import retrieve
 from ..model.frozen import frozen
-from ..settings import check
+from ..model.preprocessing import preprocessing_of
 from .embedding import vectors_of
 from .folder import Index, Named, need
-from .sources import problem_of, shown
+from .sources import problem_of
 
 __all__ = ["Found", "Hit", "search"]
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One image of an index; ranks begin with 1, distances are Euclidean between unit vectors: 0 to 2."""
+    """One image of an index. Ranks start at 1; distances are Euclidean between unit vectors, from 0 to 2."""
 
     rank: int
     distance: float
@@ -33,7 +34,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Found:
-    """The nearest images to a query, nearest first; printed, it is a table."""
+    """The nearest images to a query, nearest first; str() gives a table."""
 
     image: str
     index: str
@@ -57,20 +58,22 @@ def search(
     backend: Literal["exact", "faiss"] = "exact",
     device: str = "auto",
 ) -> Found:
-    """The `k` images of an index that lie nearest to a query image; all of them where there are fewer.
+    """The `k` images of an index that are nearest to a query image, or all if there are fewer.
 
-    The query goes the way of the indexed images: same model, same square, same crop. `model` says where the model
-    lies now, where it has moved or was given as a module; one with other weights is refused.
+    The query gets the same model, resize and crop as the indexed images. Give `model` if the model has moved, or if the
+    index was made from a module; a model with other weights is refused.
     """
-    check(isinstance(k, Integral) and k >= 1, f"k must be at least 1, and whole, got {k!r}")
+    check(isinstance(k, Integral) and k >= 1, f"k must be a whole number of at least 1, got {k!r}")
     check(backend in ("exact", "faiss"), f"backend is {backend!r}; choose exact or faiss")
     (faiss,) = need("faiss", "faiss") if backend == "faiss" else (None,)
     index = index if isinstance(index, Index) else Index(index)
     path = Path(image).expanduser()
-    frame = _frame(path, index.about["made_with"]["resize"])
+    wide, inner = index.squares
+    frame = _frame(path, wide)
     victim, where = index.model(model), device_named(device)
+    way = preprocessing_of(victim).told(wide, inner)
     with living_on(victim, where), frozen(victim) as run:
-        query = vectors_of(run, victim, frame, index.about["made_with"]["crop"], where)
+        query = vectors_of(run, way, frame, where)
     k = min(k, len(index))
     distances, places = _nearest(index, query, k) if faiss is None else _by_faiss(faiss, index, query, k)
     hits = [
@@ -84,7 +87,9 @@ def _frame(path: Path, size: int) -> Tensor:
     *_, problem = problem_of(path)
     try:
         pixels = None if problem else pixels_of(path, size).copy()
-    except Exception as error:  # what a broken file makes Pillow raise is without end
+    except Exception as error:  # Pillow may raise anything on a broken file
+        if lacks_memory(error):
+            raise
         problem = shown(why_unreadable(error))
     if problem:
         raise DataError(f"cannot read {shown(str(path))}: {problem}; give an image file")
@@ -92,22 +97,22 @@ def _frame(path: Path, size: int) -> Tensor:
 
 
 def _nearest(index: Index, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Distances and places of the k nearest, exactly; part by part, so that an index need not fit into memory."""
+    """Exact distances and places of the k nearest; part by part, since the index may not fit into memory."""
     distances, places, start = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long), 0
     for part in index.parts():
-        # float64: from fp32, |x|² + |y|² − 2xy would put an image 1e-3 away from itself.
+        # float64, because in fp32 |x|² + |y|² − 2xy gives an image a distance of 1e-3 to itself.
         found = retrieve(query.double(), part.double(), min(k, len(part)))
         distances = torch.cat([distances, found.distances[0]])
         places = torch.cat([places, found.ids[0] + start])
-        distances, order = distances.sort(stable=True)  # equals stay in order of the index
+        distances, order = distances.sort(stable=True)  # ties stay in the order of the index
         distances, places, start = distances[:k], places[order[:k]], start + len(part)
     return distances, places
 
 
 def _by_faiss(faiss: Any, index: Index, query: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The same by faiss's flat index, on the CPU and with torch's number of threads."""
+    """The same with faiss's flat index, on the CPU and with torch's number of threads."""
     faiss.omp_set_num_threads(torch.get_num_threads())
-    flat = faiss.IndexFlatL2(index.about["dim"])
+    flat = faiss.IndexFlatL2(index.dim)
     for part in index.parts():
         flat.add(part.numpy())
     squared, places = flat.search(query.numpy(), k)

@@ -1,7 +1,7 @@
-"""Which images there are to embed: those below a folder, those a CSV names, those in a tar.
+"""The images to embed: those below a folder, those in a CSV, or those in a tar.
 
-A source is listed first, so that what is wrong with it is said before hours are spent, and read afterwards, in the
-order of the list. A tar is only ever read as a stream; nothing of it is written anywhere.
+A source is listed first, so that its defects are reported before hours of work. It is then read in the order of the
+list. A tar is only read as a stream; it is never unpacked to disk.
 """
 
 import csv
@@ -10,6 +10,7 @@ import io
 import lzma
 import os
 import posixpath
+import shutil
 import stat
 import tarfile
 import zlib
@@ -17,21 +18,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
+from ..console import shown
 from ..data.layouts import EXTENSIONS, some
 from ..errors import DataError
 
 __all__ = ["Item", "Source", "digest_of", "problem_of", "shown", "source_at"]
 
-_MOST = 2**30  # bytes of one image in a tar, which is read whole: a small tar may unpack without end
-_TORN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+_MOST = 2**27  # bytes of one image in a tar, which is read into memory: a small tar may unpack to any size
+_HEADER = 2**20  # bytes of a long name or of extended headers in a tar, which are read into memory too
+_PIECE = 2**18  # bytes that are read from a tar at once
+_WORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+# TypeError: on a damaged gzip Python's own reader adds None to bytes.
+_TORN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image: what it is called, its label (or ""), its bytes, and why it cannot be read where that is known.
+    """One image: its id, its label (or ""), its size in bytes, and the reason if it is known to be unreadable.
 
-    `stamp` changes where the image does: when it was written, and in a tar also where it begins.
+    `stamp` changes when the image does: it is its modification time, and in a tar also its offset.
     """
 
     id: str
@@ -43,7 +50,7 @@ class Item:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Images in a fixed order; `paths` are their files, None in a tar. `notes` are sentences for the user."""
+    """Images in a fixed order; `paths` are their files, or None for a tar. `notes` are sentences for the user."""
 
     place: Path
     items: tuple[Item, ...]
@@ -52,7 +59,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Path | io.BytesIO | None]]:
-        """The number of each wanted item and what to decode, in order; None where the item has a problem."""
+        """The number of each wanted item and what to decode, in order; None if the item has a problem."""
         if self.paths is None:
             yield from self._stream(wanted)
             return
@@ -61,7 +68,7 @@ class Source:
                 yield number, None if item.problem else path
 
     def _stream(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, io.BytesIO | None]]:
-        changed = DataError(f"{self.place} was changed while it was read; start again when it is complete")
+        changed = DataError(f"{self.place} changed while it was read; start again when it is complete")
         numbers = iter(range(len(self.items)))
         with _opened(self.place) as tar:
             for name, member in _members(self.place, tar):
@@ -73,19 +80,21 @@ class Source:
                 if not wanted(number):
                     continue
                 file = None if self.items[number].problem else tar.extractfile(member)
-                yield number, None if file is None else io.BytesIO(file.read())
+                yield number, None if file is None else _held(file)
         if next(numbers, None) is not None:
             raise changed
 
 
 def source_at(place: str | Path) -> Source:
-    """What SOURCE means: a folder, a .csv with a column `path` (and perhaps `label`), or a tar."""
+    """The images of a folder, of a .csv with a column `path` (and optionally `label`), or of a tar."""
     path = Path(place).expanduser()
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{shown(str(path))} cannot be read ({reason}); give a folder, a .csv or a tar") from None
+    if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
+        raise DataError(f"{shown(str(path))} is neither a folder nor a regular file; give a folder, a .csv or a tar")
     if stat.S_ISDIR(mode):
         found = _folder(path)
     elif path.suffix.lower() == ".csv":
@@ -93,15 +102,15 @@ def source_at(place: str | Path) -> Source:
     else:
         found = _tar(path)
     if not found.items:
-        raise DataError(f"{path} has no images; their names end in {', '.join(sorted(EXTENSIONS))}")
+        raise DataError(f"{path} has no images; image names end in {', '.join(sorted(EXTENSIONS))}")
     return found
 
 
 def problem_of(path: Path) -> tuple[int, str, str]:
-    """How many bytes a file has, its stamp, and why it is no image; a pipe, for one, would be read for ever."""
+    """Size and stamp of a file, and the reason if it is no regular file; reading a pipe might never end."""
     try:
         found = path.stat()
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         return 0, "", getattr(error, "strerror", None) or str(error)
     if not stat.S_ISREG(found.st_mode):
         return 0, "", "not a file"
@@ -109,20 +118,11 @@ def problem_of(path: Path) -> tuple[int, str, str]:
 
 
 def digest_of(items: Sequence[Item]) -> str:
-    """A short hash of what the items are called, how long they are and when they were written; no bytes are read."""
+    """A short hash of the ids, labels, sizes and stamps of items; file contents are not read."""
     digest = hashlib.blake2b(digest_size=8)
     for item in items:
         digest.update(f"{item.id}\0{item.label}\0{item.size}\0{item.stamp}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def shown(name: str) -> str:
-    """A name as it can be printed: on one line, and without bytes that no terminal takes.
-
-    >>> print(shown("a\\nb é"))
-    a\\nb é
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def _item(name: str, label: str, path: Path) -> Item:
@@ -133,10 +133,12 @@ def _item(name: str, label: str, path: Path) -> Item:
 
 
 def _folder(root: Path) -> Source:
-    """Every image below `root`, sorted by name; linked folders are not entered, so no loop can hang it."""
+    """Every image below `root`, sorted by name; linked folders are skipped, to avoid loops."""
 
     def unreadable(error: OSError) -> None:
-        raise DataError(f"{error.filename} cannot be read ({error.strerror}); give a folder you may read") from error
+        raise DataError(
+            f"{error.filename} cannot be read ({error.strerror}); give a folder that you may read"
+        ) from error
 
     names: list[str] = []
     linked: list[str] = []
@@ -145,10 +147,11 @@ def _folder(root: Path) -> Source:
         inner[:] = [name for name in inner if not name.startswith(".")]
         linked += [_joined(below, name) for name in inner if os.path.islink(os.path.join(place, name))]
         names += [_joined(below, name) for name in files if _named_as_image(name)]
-        # os.walk takes a link that leads nowhere, such as to itself, for a file; called as an image it is a bad one.
+        # os.walk lists a dangling link as a file; with the name of an image it counts as a bad image.
         linked += [_joined(below, name) for name in files if not _named_as_image(name) and _dangles(place, name)]
     names.sort()
-    notes = (f"{len(linked)} links are not followed: {shown(some(sorted(linked)))}.",) if linked else ()
+    count = "1 link" if len(linked) == 1 else f"{len(linked)} links"
+    notes = (f"left out {count}: {shown(some(sorted(linked)))}.",) if linked else ()
     paths = tuple(root / name for name in names)
     return Source(root, tuple(_item(name, "", path) for name, path in zip(names, paths)), paths, notes=notes)
 
@@ -170,7 +173,7 @@ def _named_as_image(name: str) -> bool:
 
 
 def _listed(table: Path) -> Source:
-    """The images that a CSV names, in its order; paths are relative to the folder it lies in."""
+    """The images that a CSV lists, in its order; paths are relative to the folder of the CSV."""
     items: list[Item] = []
     paths: list[Path] = []
     lines: dict[str, int] = {}
@@ -181,17 +184,17 @@ def _listed(table: Path) -> Source:
             if "path" not in columns or len(set(columns)) < len(columns):
                 raise DataError(
                     f"{table} begins with {shown(','.join(columns)) or 'nothing'}; "
-                    "its first line has to name the columns: path, or path,label"
+                    "its first line must name the columns: path, or path,label"
                 )
             rows.fieldnames = columns
             for row in rows:
                 written = (row["path"] or "").strip()
                 if not written or None in row:
-                    raise DataError(f"line {rows.line_num} of {table} is not path[,label]; mend or remove it")
+                    raise DataError(f"line {rows.line_num} of {table} is not path[,label]; correct or remove it")
                 name = posixpath.normpath(written)
                 if name in lines:
                     raise DataError(
-                        f"{table} names {shown(name)} twice, on lines {lines[name]} and {rows.line_num}; keep one"
+                        f"{table} lists {shown(name)} twice, on lines {lines[name]} and {rows.line_num}; keep one"
                     )
                 lines[name] = rows.line_num
                 paths.append(table.parent / written)
@@ -207,7 +210,7 @@ def _listed(table: Path) -> Source:
 
 
 def _tar(path: Path) -> Source:
-    """The images in a tar, in its order; a name that leads out of it or stands there twice is refused."""
+    """The images in a tar, in its order; duplicate names and names outside the tar are refused."""
     items: list[Item] = []
     seen: set[str] = set()
     links: list[str] = []
@@ -218,16 +221,35 @@ def _tar(path: Path) -> Source:
             if not _is_image(name, member):
                 continue
             if name in seen:
-                raise DataError(f"{path} has {shown(name)} twice; pack it again with one of them")
+                raise DataError(f"{path} contains {shown(name)} twice; pack it again with only one")
             seen.add(name)
-            problem = "" if 0 < member.size <= _MOST else "larger than 1 GiB" if member.size else "the file is empty"
-            items.append(replace(_packed(name, member), problem=problem))
-    notes = (f"{len(links)} links in {path.name} are not followed: {shown(some(links))}.",) if links else ()
+            items.append(replace(_packed(name, member), problem=_size_problem(member.size)))
+    count = "1 link" if len(links) == 1 else f"{len(links)} links"
+    notes = (f"left out {count} in {path.name}: {shown(some(links))}.",) if links else ()
     return Source(path, tuple(items), None, notes=notes)
 
 
+def _size_problem(size: int) -> str:
+    if size > _MOST:
+        return f"larger than {_MOST >> 20} MiB, too large to read from a tar: unpack the tar into a folder"
+    return "" if size else "the file is empty"
+
+
+def _held(file: IO[bytes]) -> io.BytesIO:
+    """A member in memory, copied piece by piece; tarfile alone would need three times the memory."""
+    held = io.BytesIO()
+    shutil.copyfileobj(file, held, _PIECE)
+    held.seek(0)
+    return held
+
+
 class _Strict(tarfile.TarInfo):
-    """A header, or an error: tarfile itself takes a damaged or missing one in the middle for the end."""
+    """A header that raises an error if damaged; tarfile itself treats a damaged header as the end."""
+
+    def _proc_member(self, tarfile_: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _WORDS and self.size > _HEADER:
+            raise tarfile.ReadError(f"it has a name or header of {self.size:,} bytes, which is too long")
+        return super()._proc_member(tarfile_)  # type: ignore[misc,no-any-return]
 
     @classmethod
     def fromtarfile(cls, tarfile_: tarfile.TarFile) -> "_Strict":
@@ -253,11 +275,9 @@ def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, tarfile.Ta
     for member in tar:
         name = posixpath.normpath(member.name)
         if name.startswith("/") or ".." in name.split("/"):
-            raise DataError(
-                f"{path} holds {shown(member.name)}, which leads out of its folder; nothing was read, do not trust it"
-            )
+            raise DataError(f"{path} contains {shown(member.name)}, which is outside its folder; do not trust this tar")
         yield name, member
-        tar.members = []  # type: ignore[attr-defined]  # a stream never goes back, and a million of them are a gigabyte
+        tar.members = []  # type: ignore[attr-defined]  # a stream never goes back, and a million members take a gigabyte
 
 
 def _packed(name: str, member: tarfile.TarInfo) -> Item:

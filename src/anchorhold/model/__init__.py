@@ -1,0 +1,1 @@
+"""Embedding models: ours, yours, and how attacks see them."""

@@ -1,4 +1,4 @@
-"""A running mean of the weights, which is often more robust than the weights themselves."""
+"""A running mean of the weights, often more robust than the weights themselves."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ __all__ = ["Average"]
 
 
 class Average:
-    """θ̄ ← decay·θ̄ + (1 − decay)·θ after each optimiser step; decay 0 keeps nothing and costs nothing.
+    """θ̄ ← decay·θ̄ + (1 − decay)·θ after each optimiser step; decay 0 turns it off at no cost.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(net.weight)
@@ -24,7 +24,7 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        # Statistics of live BatchNorm belong to the weights; where nothing changes, its mean is the same number.
+        # Includes the statistics of live BatchNorm; the mean of a constant buffer is the buffer itself.
         tensors = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad]
         tensors += [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
         self._own = dict(tensors) if decay else {}
@@ -32,13 +32,13 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are now."""
+        """Update the mean with the current weights."""
         if self.decay:
             torch._foreach_lerp_(list(self.tensors.values()), list(self._own.values()), 1 - self.decay)
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Inside, the model has the mean's weights."""
+        """Give the model the averaged weights for the block."""
         self._swap()
         try:
             yield

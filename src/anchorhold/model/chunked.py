@@ -1,4 +1,4 @@
-"""A batch of any size, in parts that fit into memory."""
+"""Embeds batches of any size, in parts that fit into memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,16 @@ __all__ = ["chunked"]
 
 
 def chunked(embed: Embed, batch: int) -> Embed:
-    """The same embeddings, at most `batch` images at a time, and half as many whenever GPU memory runs out.
+    """The same embedding function, with at most `batch` images at a time; halved whenever GPU memory runs out.
 
-    Gradients reach the images and nothing else, as through a frozen view. A batch that was split keeps no
-    activations: each part is embedded again when its gradient is wanted.
+    Gradients reach only the images, as through a frozen view. A split batch keeps no activations: each part is
+    embedded again to compute its gradient.
 
     >>> chunked(lambda x: 2 * x.flatten(1), 2)(torch.ones(5, 1, 1, 1)).sum()
     tensor(10.)
     """
     if batch < 1:
-        raise SettingsError(f"batch is {batch}: embed at least one image at a time")
+        raise SettingsError(f"batch must be at least 1, got {batch}")
     parts = _Parts(batch)
 
     def run(images: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def chunked(embed: Embed, batch: int) -> Embed:
             try:
                 return embed(images)
             except torch.OutOfMemoryError:
-                pass  # what the attempt held is free again only outside of this clause
+                pass  # the memory of the attempt is freed only outside this clause
             parts.shrink(len(images))
         out: Tensor = _Split.apply(images, embed, parts)
         return out
@@ -39,13 +39,13 @@ def chunked(embed: Embed, batch: int) -> Embed:
 
 
 class _Parts:
-    """How many images fit; remembered from one call to the next."""
+    """The number of images that fit, remembered from call to call."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
 
     def each(self, count: int, act: Callable[[slice], Tensor]) -> Tensor:
-        """`act` on all of `count` images, part by part."""
+        """Run `act` on all of `count` images, part by part."""
         done: list[Tensor] = []
         start = 0
         while start < count:
@@ -61,7 +61,7 @@ class _Parts:
 
     def shrink(self, tried: int) -> None:
         if tried == 1:
-            raise ModelError("one image alone does not fit into GPU memory: free some, or take smaller images")
+            raise ModelError("a single image does not fit into GPU memory; free some, or use smaller images")
         self.limit = tried // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -1,40 +1,49 @@
-"""Images become unit vectors: normalisation, backbone, one linear head, the unit sphere."""
+"""The embedder: normalisation, backbone, one linear head, projection to the unit sphere."""
 
-import json
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import safetensors
-import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import ModelError, SettingsError
-from ..record import atomic
+from ..data.settings import LARGEST_SIDE
+from ..data.trained import TrainedOn
+from ..errors import ModelError, RunError, SettingsError, brief
+from ..runs.fields import dig, field, number, parsed
+from ..runs.folder import EXPORT, Run
+from ..runs.sealed import save_sealed
+from ..runs.writing import atomic
 from .backbones import backbone as build_backbone
 from .backbones import usual_size
-from .compiled import compiled
-from .fold import Folded, foldable, folded
-from .frozen import Embed, embed_all, frozen
-from .weights import EXPORT, METADATA, LoadReport, load_weights, saved_config
+from .fast.compiled import compiled
+from .fast.fold import Folded, foldable, folded
+from .frozen import Embed
+from .preprocessing import Preprocessing, record_of
+from .settings import LARGEST_DIM
+from .weights import METADATA, LoadReport, check_model, check_numbers, load_weights, saved_config
 
-__all__ = ["Embedder", "embed_all", "frozen", "load_embedder", "save"]
+__all__ = ["Embedder", "embedder_from", "freeze_statistics", "load_embedder", "save"]
 
+_CHANNELS = 1024  # the most that an image may have
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Embedder(nn.Module):
     """Images in [0, 1] to unit vectors: (B, C, H, W) -> (B, dim).
 
-    Mean and std live here, so that perturbations are measured in pixels. `dim` 0 or None leaves the head out.
-    `size` is the side, or (height, width), of the images the model is for; None takes the backbone's usual one
-    (28 or 224).
+    The model applies mean and std itself, so that perturbations are measured in pixels. `dim` 0 or None omits the head.
+    `size` is the side, or (height, width), of its images; the default is the backbone's usual one (28 or 224).
+    `preprocessing` is how files become such images, {"resize": 256, "crop": 224}; training sets it. If you give neither
+    and `weights` is a model that Anchorhold saved, both are taken from it.
 
     >>> model = Embedder("small", dim=16, channels=1)
     >>> model(torch.rand(2, 1, 8, 8)).norm(dim=1).allclose(torch.ones(2))
@@ -56,21 +65,29 @@ class Embedder(nn.Module):
         size: int | Sequence[int] | None = None,
         freeze_batchnorm: bool = True,
         seed: int = 0,
+        preprocessing: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        saved = None if weights is None else saved_config(weights)
+        if size is None and preprocessing is None and saved is not None and "preprocessing" in saved:
+            size, preprocessing = saved["size"], saved["preprocessing"]
         sides = tuple(size or (usual_size(backbone),) * 2) if isinstance(size, Sequence | None) else (size, size)
         whole = all(isinstance(number, Integral) for number in (channels, dim or 0, *sides))
         if not whole or channels < 1 or (dim or 0) < 0 or len(sides) != 2 or min(sides) < 1:
             raise SettingsError(
-                f"channels ({channels!r}), dim ({dim!r}) and size ({size!r}) have to be positive whole numbers"
+                f"channels ({channels!r}), dim ({dim!r}) and size ({size!r}) must be positive whole numbers"
             )
-        saved = None if weights is None else saved_config(weights)
+        if max(sides) > LARGEST_SIDE or (dim or 0) > LARGEST_DIM or channels > _CHANNELS:
+            raise SettingsError(
+                f"channels ({channels}), dim ({dim}) and size ({size}) may be at most {_CHANNELS:,}, "
+                f"{LARGEST_DIM:,} and {LARGEST_SIDE:,}"
+            )
         if saved is not None and saved["channels"] == channels:
             mean, std = (_agreed(what, given, saved, weights) for what, given in (("mean", mean), ("std", std)))
         mean = _per_channel("mean", mean, _IMAGENET_MEAN if channels == 3 else (0.0,) * channels, channels)
         std = _per_channel("std", std, _IMAGENET_STD if channels == 3 else (1.0,) * channels, channels)
-        if min(std) <= 0:
-            raise SettingsError(f"std has to be positive in every channel, not {list(std)}")
+        if not all(0 < each < math.inf for each in std):
+            raise SettingsError(f"std must be positive in every channel, got {list(std)}")
         self.size = (int(sides[0]), int(sides[1]))
         self.config: dict[str, Any] = {
             "backbone": backbone,
@@ -82,7 +99,10 @@ class Embedder(nn.Module):
             "freeze_batchnorm": freeze_batchnorm,
             "seed": seed,
         }
-        # torch.manual_seed would reseed every GPU as well, and fork_rng does not bring those back unasked.
+        if preprocessing is not None:
+            self.config["preprocessing"] = record_of(preprocessing)
+        self.trained_on: TrainedOn | None = None
+        # Not torch.manual_seed, which would also reseed every GPU; fork_rng does not restore those here.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
             self.backbone, features = build_backbone(backbone, channels, self.size)
@@ -97,13 +117,13 @@ class Embedder(nn.Module):
         self.train()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Unit vectors (B, dim), in fp32 also under autocast; float64 stays float64."""
+        """Unit vectors (B, dim), in fp32 even under autocast; float64 stays float64."""
         return self._embed(images, lambda x: self.head(self.backbone(x)))
 
     def folded(self, fast: bool = False, pooled: bool = False) -> Embed | None:
-        """This embedder as it is now, in eval mode, with BatchNorm folded: for `frozen`. None without BatchNorm.
+        """A snapshot of this embedder in eval mode with BatchNorm folded, for `frozen`; None without BatchNorm.
 
-        With `fast` it is compiled for the GPU, and used wherever autocast asks for bf16; `pooled` are its `features`.
+        With `fast` it is compiled for the GPU and used under autocast to bf16. With `pooled` it returns `features`.
         """
         if not foldable(self.backbone):
             return None
@@ -138,87 +158,143 @@ class Embedder(nn.Module):
         return run
 
     def features(self, images: Tensor, network: Embed | None = None) -> Tensor:
-        """The backbone's pooled features (B, width), before the head; `network` stands in for the backbone."""
+        """The backbone's pooled features (B, width), before the head; `network` may replace the backbone."""
         if images.ndim != 4 or images.shape[1] != len(self.mean) or not images.is_floating_point():
             raise ModelError(
                 f"expected float images in [0, 1] of shape (B, {len(self.mean)}, H, W), "
                 f"got {images.dtype} of shape {tuple(images.shape)}"
             )
         out: Tensor = (network or self.backbone)((images - self.mean) / self.std)
-        # A norm in half precision is off by a per mille.
+        # A norm in half precision has an error of about 0.1 %.
         return out.float() if out.dtype in (torch.float16, torch.bfloat16) else out
 
     def _embed(self, images: Tensor, network: Embed) -> Tensor:
         return F.normalize(self.features(images, network), dim=1)
 
+    @property
+    def preprocess(self) -> Preprocessing:
+        """The preprocessing of files for this model: `model(model.preprocess("cat.jpg")[None])`."""
+        mean, std, record = self.config["mean"], self.config["std"], self.config.get("preprocessing")
+        if record is None:
+            return Preprocessing.for_size(self.size, mean, std)
+        return Preprocessing.recorded(record, self.size, mean, std)
+
     def train(self, mode: bool = True) -> "Embedder":
-        """Like any module's, but frozen BatchNorm keeps its running statistics; its weight and bias train."""
+        """As in any module, but frozen BatchNorm keeps its running statistics; its weight and bias are trained."""
         super().train(mode)
         if self.config["freeze_batchnorm"]:
-            for module in self.modules():
-                if isinstance(module, _BatchNorm):
-                    module.eval()
+            freeze_statistics(self)
         return self
 
     def save(self, path: str | Path) -> Path:
-        """Write settings and weights as one safetensors file; into a folder, as model.safetensors."""
+        """Write settings and weights as one safetensors file; in a folder it is model.safetensors."""
         return save(self, path)
 
 
+def freeze_statistics(model: nn.Module) -> None:
+    """Let BatchNorm keep its running statistics while the rest of a model trains."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.eval()
+
+
 def save(model: Embedder, path: str | Path) -> Path:
-    """Write an embedder as one safetensors file, whole or not at all, and say where it is."""
+    """Write an embedder as one safetensors file, atomically, and return its path."""
     path = Path(path)
     if path.is_dir():
         path = path / EXPORT
     report = asdict(model.weights_report) if model.weights_report else None
-    about = json.dumps({"config": model.config, "weights": report})
-    # Copies: safetensors refuses tensors that share memory, as tied weights do.
+    seen = asdict(model.trained_on) if model.trained_on else None
+    about = {"config": model.config, "weights": report, "trained_on": seen}
+    # Copies, because safetensors refuses tensors that share memory, such as tied weights.
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}
     with atomic(path) as temporary:
-        safetensors.torch.save_file(tensors, temporary, {METADATA: about})
+        save_sealed(tensors, temporary, METADATA, about)
     return path
 
 
 def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embedder:
-    """The embedder that `save` wrote, from the file or from the run folder that holds it, in eval mode."""
+    """Load an embedder from a file that `save` wrote, or from its run folder, in eval mode."""
     path = Path(path)
     if path.is_dir():
         path = path / EXPORT
     if not path.is_file():
-        raise ModelError(f"there is no model at {path}: give a .safetensors file or a finished run folder")
+        raise ModelError(f"no model at {path}; give a .safetensors file or a finished run folder")
+    check_model(path)
     try:
         with safetensors.safe_open(path, "pt") as file:
             about = (file.metadata() or {}).get(METADATA)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is no whole safetensors file ({error}): save or copy it again") from None
+        raise ModelError(f"{path} is not a complete safetensors file ({error}); save or copy it again") from None
     if about is None:
-        raise ModelError(f"{path} was not saved by Anchorhold: load bare weights with Embedder(backbone, weights=FILE)")
+        raise ModelError(f"{path} was not saved by Anchorhold; load bare weights with Embedder(backbone, weights=FILE)")
     try:
-        known = json.loads(about)
-        model = Embedder(**known["config"])
+        known = parsed(about)
+        if "module" in field(known, "config", dict, path, _VERSION):
+            raise ModelError(
+                f"{path} holds the weights of a module of yours: give it too, as in ah.load({str(path)!r}, module=…) "
+                f"or module:function={path}"
+            )
+        model = embedder_from(field(known, "config", dict, path, _VERSION), path)
+        check_numbers(tensors, str(path), model.state_dict())
         model.weights_report = LoadReport(**known["weights"]) if known["weights"] else None
+        model.trained_on = TrainedOn.read(known.get("trained_on"))
         model.to(tensors["mean"].dtype).load_state_dict(tensors)  # copied out of the file's memory map
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(
-            f"{path} does not fit this version of Anchorhold ({reason}): use the version that saved it"
-        ) from None
+    except RunError as error:
+        raise ModelError(str(error)) from None
+    except (KeyError, TypeError, ValueError, RuntimeError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{path} does not fit this version of Anchorhold ({reason}); {_VERSION}") from None
+    if path.name == EXPORT:
+        model.trained_on = model.trained_on or TrainedOn.beside(path.parent)
+        model.config |= _preprocessing_beside(path.parent) if "preprocessing" not in model.config else {}
     return model.to(device).eval()
 
 
+def _preprocessing_beside(folder: Path) -> dict[str, Any]:
+    """The preprocessing from run.json in the same folder, for older models without their own record."""
+    with suppress(RunError, SettingsError):
+        data = dig(Run(folder).read_json(), "settings", "data")
+        if not isinstance(data, Mapping):
+            return {}
+        return {"preprocessing": record_of({name: data[name] for name in ("resize", "crop") if name in data})}
+    return {}
+
+
+_VERSION = "use the version that saved it"
+_KINDS: dict[str, type] = {"backbone": str, "mean": list, "std": list, "size": list}
+_KINDS |= {"dim": int, "channels": int, "seed": int, "freeze_batchnorm": bool, "preprocessing": dict}
+
+
+def embedder_from(config: Mapping[str, Any], where: object) -> Embedder:
+    """Build the embedder that a file's settings describe, without its weights; `where` names the file in errors."""
+    if strange := sorted(set(map(str, config)) - set(_KINDS)):  # e.g. `weights`, which would be read or downloaded
+        raise ModelError(f"{where} has unknown settings ({', '.join(strange)[:80]}); {_VERSION}")
+    for name, kind in _KINDS.items():
+        if name in config and not (name == "size" and config[name] is None):
+            field(config, name, kind, where, _VERSION)
+    try:
+        return Embedder(**config)
+    except (TypeError, RuntimeError, MemoryError) as error:  # settings of another version, or too large a model
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{where} does not describe a model of this version ({reason}); {_VERSION}") from None
+
+
 def _per_channel(what: str, given: Sequence[float] | None, usual: Sequence[float], channels: int) -> list[float]:
-    values = [float(value) for value in (usual if given is None else given)]
+    values = [number(value) for value in (usual if given is None else given)]
+    if None in values:
+        raise SettingsError(f"{what} must be numbers, got {brief(given)}")
     if len(values) != channels:
-        raise SettingsError(f"{what} has {len(values)} values for {channels} channels: give one for each")
-    return values
+        raise SettingsError(f"{what} needs one value per channel ({channels}), got {len(values)}")
+    return [float(value) for value in values if value is not None]
 
 
 def _agreed(
     what: str, given: Sequence[float] | None, saved: Mapping[str, Any], weights: str | Path | None
 ) -> Sequence[float]:
-    """The mean or std that a model of ours was trained with; another one would be another network."""
+    """The mean or std that a saved model was trained with; a different one is refused."""
     own: Sequence[float] = saved[what]
-    if given is not None and [float(value) for value in given] != list(own):
-        raise ModelError(f"{weights} was trained with {what} {list(own)}, not {list(given)}: leave {what} out")
+    if given is not None and list(given) != list(own):
+        raise ModelError(f"{weights} was trained with {what} {list(own)}, not {list(given)}; leave out {what}")
     return own

@@ -1,24 +1,18 @@
-"""Weights come in: by name from timm, or from a file in whichever wrapping its authors gave it.
+"""Loading of weights: by name from timm, or from a file in any of the usual layouts.
 
-A pickle is read as data. Its tensors come out; whatever else it names becomes an inert stand-in, so nothing
-in the file is imported or called, and checkpoints whose own libraries are not installed can be read as well.
+Pickles are read as data, without importing or calling anything in them; see `pickles`.
 """
 
-import collections
 import hashlib
-import json
-import pickle
 import re
 import socket
-import tarfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import safetensors
@@ -26,16 +20,29 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from ..errors import AnchorholdError, ModelError
-from .backbones import is_own
+from ..errors import AnchorholdError, ModelError, lacks_memory
+from ..runs.fields import dig, parsed
+from ..runs.files import regular
+from ..runs.folder import EXPORT
+from ..runs.sealed import Damaged, check_seal
+from .backbones import is_own, sides_of
+from .pickles import read_pickle
 
-__all__ = ["EXPORT", "METADATA", "LoadReport", "digest", "load_weights", "read_tensors", "saved_config"]
+__all__ = [
+    "METADATA",
+    "LoadReport",
+    "check_model",
+    "check_numbers",
+    "digest",
+    "load_weights",
+    "read_tensors",
+    "saved_config",
+]
 
-EXPORT = "model.safetensors"  # a model's name in a run folder
-METADATA = "anchorhold"  # the entry of our model files' metadata that holds settings and provenance
+METADATA = "anchorhold"  # the metadata entry of our model files, with settings and provenance
 
 _NESTS = ("state_dict", "model", "model_state_dict", "net", "network", "model_ema", "state_dict_ema", "ema")
-# The one that fits most, the first among equals: robust-models-transfer has module.attacker.model as a copy.
+# The prefix with the most matches wins, the first in a tie: robust-models-transfer has module.attacker.model as a copy.
 _PREFIXES = (
     "",
     "module.model.",
@@ -55,37 +62,38 @@ _NORMALISER = re.compile(r"(^|\.)normali[sz]er?\.")
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Where a backbone's weights came from: goes into run.json as it is."""
+    """The source of a backbone's weights; stored in run.json."""
 
-    source: str  # the file's name, or timm:NAME.TAG
+    source: str  # file name, or timm:NAME.TAG
     tensors: int  # copied into the backbone
-    ignored: int  # of the file's tensors: heads, normalisers, second copies
-    sha256: str | None = None  # of the file, first 16 digits
+    ignored: int  # other tensors of the file: heads, normalisers, second copies
+    sha256: str | None = None  # of the file, the first 16 digits
 
     def __str__(self) -> str:
-        left = f", {self.ignored} others left out" if self.ignored else ""
-        return f"{self.source}, {self.tensors} tensors of the backbone{left}"
+        left = f", {self.ignored} others ignored" if self.ignored else ""
+        return f"{self.source}, {self.tensors} tensors of the backbone loaded{left}"
 
 
 def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport:
-    """Fill a backbone from "imagenet", "timm:NAME.TAG", a file or a run folder; a ModelError lists what is amiss."""
+    """Load a backbone from "imagenet", "timm:NAME.TAG", a file or a run folder; the error lists what does not fit."""
     if source == "imagenet" or str(source).startswith("timm:"):
         tag = _imagenet(name) if source == "imagenet" else str(source).removeprefix("timm:")
         label, mark = f"timm:{tag}", None
         tensors = _download(tag, module)
     else:
         path = _file(source)
-        # Every run calls its model the same, so that its folder has to be named too.
+        # All runs use the same file name for their model, so the label includes the folder.
         label = "/".join(path.resolve().parts[-2:]) if path.name == EXPORT else path.name
         saved = saved_config(path)
         if saved is not None and saved["backbone"].partition(".")[0] != name.partition(".")[0]:
             raise ModelError(
-                f"{label} holds a {saved['backbone']}, not a {name}: set model.backbone={saved['backbone']}, "
+                f"{label} holds a {saved['backbone']}, not a {name}; set model.backbone={saved['backbone']}, "
                 "or give other weights"
             )
         tensors = read_tensors(path)
         mark = digest(path)
     fitted = _fit(module, tensors, label, name)
+    check_numbers(fitted, label, module.state_dict())
     module.load_state_dict(fitted, strict=False)  # copies, and casts fp16 to the parameter's dtype
     return LoadReport(label, len(fitted), len(tensors) - len(fitted), mark)
 
@@ -96,27 +104,56 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
+def check_model(path: Path) -> None:
+    """Refuse a model file that changed after it was saved: check its seal, and its digest if run.json has one."""
+    try:
+        check_seal(path)
+        reason = "" if _exported(path) in (None, digest(path)) else "it is not the model that the run exported"
+    except Damaged as error:
+        reason = str(error)
+    except OSError:
+        return  # its reader reports it
+    if reason:
+        resumable = (path.parent / "last.safetensors").is_file() and (path.parent / "run.json").is_file()
+        again = f"anchorhold resume {quote(str(path.parent))}"
+        todo = f", or run `{again}` to export it again from the checkpoint" if resumable else ""
+        raise ModelError(f"{path} is damaged or was replaced ({reason}); restore it from a copy{todo}")
+
+
+def _exported(path: Path) -> str | None:
+    """The digest in run.json of the model beside it, if the run is done."""
+    if path.name != EXPORT:
+        return None
+    try:
+        info = parsed(regular(path.with_name("run.json")).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return str(dig(info, "export") or "") or None if dig(info, "status") == "done" else None
+
+
 def saved_config(source: str | Path) -> dict[str, Any] | None:
-    """The settings inside a model that Anchorhold saved (a file or a run folder); None for all other weights."""
+    """The settings in a model that Anchorhold saved (a file or a run folder); None for all other weights."""
     if source == "imagenet" or str(source).startswith("timm:"):
         return None
     try:
         with safetensors.safe_open(_file(source), "pt") as file:
-            config: dict[str, Any] = json.loads((file.metadata() or {})[METADATA])["config"]
-        return config if {"backbone", "channels", "mean", "std"} <= config.keys() else None
+            config = parsed((file.metadata() or {})[METADATA])["config"]
+        kinds = {"backbone": str, "channels": int, "mean": list, "std": list}
+        kinds |= {"size": list, "preprocessing": dict} if "preprocessing" in config else {}
+        return config if all(isinstance(config[name], kind) for name, kind in kinds.items()) else None
     except (safetensors.SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError):
-        return None  # not ours, or broken: `read_tensors` has the words for that
+        return None  # not our file, or damaged, which `read_tensors` reports
 
 
 def _file(source: str | Path) -> Path:
-    """Where the weights lie; in a run folder, the exported model."""
+    """The path of the weights; in a run folder, that of the exported model."""
     path = Path(source).expanduser()
     if path.is_dir():
         if (path / EXPORT).is_file():
             return path / EXPORT
         begun = (path / "run.json").is_file()
-        todo = f"finish it: anchorhold resume {quote(str(source))}" if begun else "give a file or a finished run"
-        raise ModelError(f"weights {str(source)!r}: there is no {EXPORT} in this folder; {todo}")
+        todo = f"finish the run: anchorhold resume {quote(str(source))}" if begun else "give a file or a finished run"
+        raise ModelError(f"weights {str(source)!r}: no {EXPORT} in this folder; {todo}")
     if not path.is_file():
         raise ModelError(
             f"weights {str(source)!r}: no such file; give a file, a run folder, 'imagenet' or 'timm:NAME.TAG'"
@@ -125,7 +162,7 @@ def _file(source: str | Path) -> Path:
 
 
 def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str) -> dict[str, Tensor]:
-    """The file's tensors under the backbone's names; a ModelError that lists what does not fit."""
+    """The file's tensors with the backbone's names; a ModelError lists what does not fit."""
     own: dict[str, Tensor] = module.state_dict()
     prefix = max(_PREFIXES, key=lambda p: sum(p + key in tensors for key in own))
     inside = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
@@ -141,32 +178,54 @@ def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str
         if names
     ]
     if problems:
-        raise ModelError(f"{label} does not fit {name}: {'; '.join(problems)}; name the backbone the weights are for")
+        raise ModelError(
+            f"{label} does not fit {name}: {'; '.join(problems)}; set model.backbone to the backbone of these weights"
+        )
     return fitted
+
+
+def check_numbers(tensors: Mapping[str, Tensor], label: str, own: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not finite real numbers; integer tensors must have the dtype of the model's `own`."""
+    for name, tensor in tensors.items():
+        if name in own and not own[name].is_floating_point() and tensor.dtype == own[name].dtype:
+            continue  # e.g. a count of batches or a table of positions
+        if tensor.is_complex() or tensor.dtype == torch.bool:
+            raise ModelError(f"{label}: {name} holds {tensor.dtype}, not real numbers; save the weights as float32")
+        if tensor.is_floating_point() and not bool(tensor.to(torch.float32).isfinite().all()):
+            raise ModelError(
+                f"{label}: {name} holds NaN or infinity, so the model is unusable; train or download another"
+            )
+        if not tensor.is_floating_point():
+            raise ModelError(f"{label}: {name} holds whole numbers ({tensor.dtype}); save the weights as float32")
 
 
 # ---------------------------------------------------------------- by name
 
 
 def _imagenet(name: str) -> str:
-    """timm's name for ImageNet weights; for plain ResNets torchvision's V1, with which the papers start."""
+    """timm's name for ImageNet weights; for plain ResNets torchvision's V1, from which the papers start."""
     if is_own(name):
-        raise ModelError(f"there are no ImageNet weights for {name!r}: leave weights out, or give a file")
+        raise ModelError(f"no ImageNet weights exist for {name!r}; use --weights none (None in Python) or a file")
     return f"{name}.tv_in1k" if re.fullmatch(r"resnet(18|34|50|101|152)", name) else name
 
 
 def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
     import timm
 
+    # timm also accepts `hf-hub:owner/name` and `local-dir:`, which an untrusted settings file must not choose.
+    if not re.fullmatch(r"\w+(\.\w+)?", tag):
+        raise ModelError(f"timm:{tag} is not a timm name; give timm:NAME or timm:NAME.TAG, or a weights file")
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
     channels = first.in_channels if first else 3
     try:
         with _impatient():
-            model = timm.create_model(tag, pretrained=True, num_classes=0, in_chans=channels)
-    except Exception as error:  # whatever timm, the hub or the network may raise
+            # timm resamples the positions of a ViT that is made for images of another size.
+            sides: dict[str, Any] = {} if (own := sides_of(module)) is None else {"img_size": own}
+            model = timm.create_model(tag, pretrained=True, num_classes=0, in_chans=channels, **sides)
+    except Exception as error:  # timm, the hub or the network may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"could not get the weights {tag!r} ({reason}); give a weights file instead: weights='FILE'"
+            f"could not download the weights {tag!r} ({reason}); give a weights file instead: weights='FILE'"
         ) from None
     state: dict[str, Tensor] = model.state_dict()
     return state
@@ -174,7 +233,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Without a way to the hub, look in the cache only: the hub's own retries take most of a minute."""
+    """Use only the cache if the hub is unreachable: the hub's own retries take most of a minute."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -191,7 +250,7 @@ def _impatient() -> Iterator[None]:
 def _reachable(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme in urllib.request.getproxies():
-        return True  # a proxy resolves the name for us, so nothing can be learnt here
+        return True  # the proxy connects, so it cannot be tested here
     try:
         socket.create_connection((parts.hostname or "", parts.port or 443), timeout=5).close()
     except OSError:
@@ -203,25 +262,30 @@ def _reachable(url: str) -> bool:
 
 
 def read_tensors(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file or a torch checkpoint by name; nothing in the file is executed."""
+    """The tensors of a safetensors file or a torch checkpoint, by name; nothing in the file is executed."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
+        with open(regular(path), "rb") as file:
             start = file.read(9)
-        # A safetensors file is eight bytes of length and then JSON, whatever it is called.
+        # A safetensors file is eight bytes of length followed by JSON, whatever its name.
         if path.suffix == ".safetensors" or start[8:] == b"{":
+            check_model(path)
             return dict(safetensors.torch.load_file(path))
-        tensors = _state_dict(_read_pickle(path, zipped=start[:4] == b"PK\x03\x04"))
-    except AnchorholdError:
-        raise
-    except Exception as error:  # a damaged file can make a reader raise anything
+        tensors = _state_dict(read_pickle(path, zipped=start[:4] == b"PK\x03\x04"))
+    except Exception as error:  # a reader may raise anything on a damaged file
+        if isinstance(error, AnchorholdError) or lacks_memory(error):
+            raise
         reason = (str(error).splitlines() or [""])[0][:120]
         raise ModelError(
-            f"{path} cannot be read as weights ({type(error).__name__}: {reason}): it may be truncated or of "
-            "another kind; fetch it again, or save it as safetensors"
+            f"{path} cannot be read as weights ({type(error).__name__}: {reason}); it may be truncated or of "
+            "another kind: download it again, or save it as safetensors"
         ) from None
     if not tensors:
-        raise ModelError(f"{path} holds no named tensors: save the model's state_dict(), not the model")
+        raise ModelError(f"{path} holds no named tensors; save the model's state_dict(), not the model")
+    # A tensor with stride 0 takes no room in the file, but its full size in computations.
+    size = path.stat().st_size
+    if swollen := [name for name, t in tensors.items() if t.numel() * t.element_size() > size]:
+        raise ModelError(f"{path} has {size:,} bytes, but its tensor {swollen[0]} claims more; do not trust this file")
     return tensors
 
 
@@ -229,99 +293,8 @@ def _state_dict(found: Any, depth: int = 2) -> dict[str, Tensor]:
     """The state dict in a checkpoint, at the top or under one of the usual names."""
     if not isinstance(found, Mapping):
         return {}
-    # Nests first: beside them the top level may hold tensors of its own, such as a step count.
+    # Nested dicts first, because the top level may hold other tensors, such as a step count.
     for nest in _NESTS if depth else ():
         if inner := _state_dict(found.get(nest), depth - 1):
             return inner
     return {key: t.detach() for key, t in found.items() if isinstance(key, str) and isinstance(t, Tensor)}
-
-
-def _read_pickle(path: Path, zipped: bool) -> Any:
-    # torch.load hands TorchScript to the JIT and unpacks tar files; both are refused before it sees them. The
-    # archive's names are read with torch's own reader, so that the two cannot disagree.
-    if zipped and "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
-        raise ModelError(f"{path} is a TorchScript archive, which is a program: save its state_dict() instead")
-    if not zipped and tarfile.is_tarfile(path):
-        raise ModelError(f"{path} is a tar archive: unpack it and give the weights file that is inside")
-    return torch.load(path, map_location="cpu", pickle_module=_PICKLE, weights_only=False, mmap=False)
-
-
-class _Inert:
-    """Stands in for every class and function that a pickle names: takes anything, does nothing."""
-
-    dump_patches = False  # torch.load may ask, and writes a file where it is true
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> "_Inert":
-        return object.__new__(_Inert)  # `cls` may be an instance: dill makes classes by calling functions
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def __call__(self, *args: Any, **kwargs: Any) -> "_Inert":
-        return self
-
-    def __setitem__(self, key: Any, value: Any) -> None: ...
-
-    def append(self, item: Any) -> None: ...
-
-    extend = add = update = append
-
-    def __getattr__(self, name: str) -> "_Inert":
-        if name.startswith("__"):
-            raise AttributeError(name)  # protocols are looked up this way; it has none
-        return self
-
-
-def _tensor(storage: Any, offset: int, size: Sequence[int], stride: Sequence[int], *rest: Any) -> Tensor:
-    # `rest` is requires_grad, hooks and attributes: none of them is data.
-    tensor: Tensor = torch._utils._rebuild_tensor(storage, offset, size, stride)
-    return tensor
-
-
-def _parameter(data: Tensor, *rest: Any) -> Tensor:
-    return data
-
-
-def _subclass(build: Callable[..., Any], kind: Any, args: tuple[Any, ...], state: Any) -> Any:
-    return build(*args)
-
-
-_HARMLESS: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    ("torch", "Size"): torch.Size,
-    ("torch", "UntypedStorage"): torch.UntypedStorage,
-    ("torch.storage", "UntypedStorage"): torch.UntypedStorage,
-    ("torch._utils", "_rebuild_tensor"): _tensor,
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch._utils", "_rebuild_parameter"): _parameter,
-    ("torch._utils", "_rebuild_parameter_with_state"): _parameter,
-    ("torch._tensor", "_rebuild_from_type_v2"): _subclass,
-    **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
-}
-
-
-class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler in Python, with the table above for its whole world.
-
-    torch.load derives from it and adds the typed storages, which are names of dtypes.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _HARMLESS.get((module, name), _Inert)
-
-    def _ignore_state(self) -> None:
-        # BUILD sets attributes on whatever lies on the stack, functions included; no tensor needs it.
-        self.stack.pop()  # type: ignore[attr-defined]
-
-    # EXT opcodes look classes up in a registry of the process rather than through find_class.
-    dispatch: ClassVar[dict[int, Callable[..., None]]] = {
-        code: act
-        for code, act in pickle._Unpickler.dispatch.items()
-        if code not in (pickle.EXT1[0], pickle.EXT2[0], pickle.EXT4[0])
-    } | {pickle.BUILD[0]: _ignore_state}
-
-
-_PICKLE = SimpleNamespace(
-    __name__=__name__,
-    Unpickler=_Unpickler,
-    load=lambda file, **options: _Unpickler(file, **options).load(),
-)

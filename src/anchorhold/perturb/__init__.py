@@ -1,0 +1,1 @@
+"""How a perturbation is found: one loop inside a ball."""

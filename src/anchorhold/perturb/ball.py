@@ -1,7 +1,6 @@
 """Where a perturbed image may lie: within ε of the clean one, and within the range of pixels."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal
 
 import torch
@@ -9,11 +8,11 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..random import Key
-from ..settings import check
+from .settings import check_radius
 
 __all__ = ["Ball", "Region"]
 
-SLACK = 1e-5  # how far resizing may have rounded a pixel out of its range
+RANGE_SLACK = 1e-5  # resizing may round a pixel this far out of its range
 
 
 @dataclass(frozen=True)
@@ -26,24 +25,17 @@ class Ball:
     high: float = 1.0
 
     def __post_init__(self) -> None:
-        check(self.norm in ("linf", "l2"), f"norm {self.norm!r}; there are: linf, l2")
-        check(isinstance(self.eps, Real), f"ε is a number such as 8 / 255, not {self.eps!r}")
-        check(self.eps >= 0, f"ε must not be negative, got {self.eps}")
-        check(
-            self.norm != "linf" or self.eps <= self.high - self.low,
-            f"ε = {self.eps:g} is more than a pixel can change, from {self.low:g} to {self.high:g}; "
-            f"of 255 levels it is {self.eps:g}/255",
-        )
+        check_radius(self.eps, self.norm, self.low, self.high)
 
     def admit(self, images: Tensor) -> None:
-        """Refuse images that the range would clamp, unless that means to wait for a GPU."""
+        """Refuse images that the range would clamp. Images on a GPU are not checked: that would wait for it."""
         if images.is_cuda or not images.numel():
             return
         low, high = (end.item() for end in images.detach().aminmax())
-        if not self.low - SLACK <= low <= high <= self.high + SLACK:
+        if not self.low - RANGE_SLACK <= low <= high <= self.high + RANGE_SLACK:
             raise DataError(
                 f"images hold pixels from {low:g} to {high:g}, not in [{self.low:g}, {self.high:g}]; "
-                "bring them into that range, or give theirs as low and high"
+                "bring them into that range, or set low and high to theirs"
             )
 
     def project(self, x: Tensor, clean: Tensor) -> Tensor:
@@ -57,13 +49,13 @@ class Ball:
         return x.clamp(self.low, self.high)
 
     def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
-        """The steepest step of length `size` in this norm; no gradient, no move."""
+        """The steepest step of length `size` in this norm. A zero gradient moves nothing."""
         if self.norm == "linf":
             return x + size * gradient.sign()
         return x + size * gradient / _length(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
 
     def start(self, clean: Tensor, key: Key, ids: Tensor) -> Tensor:
-        """A random point of the ball for each image, uniform in Linf and uniform by volume in L2."""
+        """A random point of the ball for each image, uniform by volume."""
         shape = clean.shape[1:]
         if self.norm == "linf":
             shift = (2 * key.uniform(ids, shape, clean.dtype) - 1) * self.eps
@@ -82,17 +74,17 @@ def _length(x: Tensor) -> Tensor:
 
 
 class Region:
-    """What a ball around some clean images allows them, ready for many moves: each passes over the pixels thrice."""
+    """A ball around some clean images, with its bounds computed once. A move passes over the pixels three times."""
 
     def __init__(self, ball: Ball, clean: Tensor, ends: tuple[Tensor, Tensor] | None = None) -> None:
         self.ball, self.clean, self.ends = ball, clean, ends
         if ball.norm == "linf" and ends is None:
-            # Both ends are clamped to both limits: a clean pixel may lie outside of the range by its rounding.
+            # Both ends are clamped to both limits: rounding may put a clean pixel outside of the range.
             low, high = ((clean + shift).clamp(ball.low, ball.high) for shift in (-ball.eps, ball.eps))
             self.ends = low, high
 
     def rows(self, index: Tensor) -> "Region":
-        """That of some of the images."""
+        """The region of some of the images."""
         ends = None if self.ends is None else (self.ends[0][index], self.ends[1][index])
         return Region(self.ball, self.clean[index] if ends is None else self.clean, ends)
 

@@ -1,6 +1,18 @@
-"""How a perturbation is found, by name: every method takes what `ascend` takes, so any objective runs with all of them.
+"""Methods to find perturbations, by name. All take the arguments of `ascend`, so any objective runs with each of them.
 
-found = METHODS["square"](embed, images[:, None], objective, Ball(8 / 255), Budget(1000), key=Key.of(0))
+    problem = Problem(embed, objective, Ball(8 / 255), Budget(1000), Key.of(0))
+    found = METHODS["square"](problem, images[:, None])
+
+A method uses an argument or refuses it. All read the key, ids, embedded, starts and the steps of the budget:
+
+| | pgd | apgd | cw | square |
+|---|---|---|---|---|
+| watch | read | refused | refused | refused |
+| start | read | read | zero and tiny are the same | zero and tiny are the same, random is refused |
+| restarts, drop | read | read | refused | refused |
+| alpha, schedule | read | refused | refused | refused |
+| keep | read | best | best | best |
+| rule | read | apgd | refused | refused |
 """
 
 from dataclasses import replace
@@ -8,55 +20,42 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..random import Key
-from .ascend import Ascent, Budget, Objective, Watch, ascend
-from .ball import Ball
-from .minnorm import carlini_wagner
+from .ascend import ascend
+from .cw import carlini_wagner
+from .problem import Ascent, Problem, Watch
 from .square import square
 
-__all__ = ["METHODS", "Find", "apgd"]
+__all__ = ["METHODS", "Method", "apgd"]
 
 
-class Find(Protocol):
-    """A way to find perturbations of images (U, 1, …) that climb an objective within a ball."""
+class Method(Protocol):
+    """A way to find perturbations of images (U, 1, …) that solve a problem."""
 
     def __call__(
         self,
-        embed: "_Embed",
+        problem: Problem,
         images: Tensor,
-        objective: Objective,
-        ball: Ball,
-        budget: Budget,
         /,
         *,
-        key: Key | None = None,
         ids: Tensor | None = None,
         embedded: Tensor | None = None,
-        watch: Watch | None = None,
         starts: Tensor | None = None,
+        watch: Watch | None = None,
     ) -> Ascent: ...
 
 
-class _Embed(Protocol):
-    def __call__(self, images: Tensor, /) -> Tensor: ...
-
-
 def apgd(
-    embed: _Embed,
+    problem: Problem,
     images: Tensor,
-    objective: Objective,
-    ball: Ball,
-    budget: Budget,
     *,
-    key: Key | None = None,
     ids: Tensor | None = None,
     embedded: Tensor | None = None,
-    watch: Watch | None = None,
     starts: Tensor | None = None,
+    watch: Watch | None = None,
 ) -> Ascent:
-    """`ascend` by the rule of APGD, with its best iterate."""
-    budget = replace(budget, rule="apgd", keep="best")
-    return ascend(embed, images, objective, ball, budget, key=key, ids=ids, starts=starts)
+    """`ascend` with the rule of APGD, which keeps its best iterate."""
+    way = replace(problem, budget=replace(problem.budget, rule="apgd", keep="best"))
+    return ascend(way, images, ids=ids, embedded=embedded, starts=starts, watch=watch)
 
 
-METHODS: dict[str, Find] = {"pgd": ascend, "apgd": apgd, "cw": carlini_wagner, "square": square}
+METHODS: dict[str, Method] = {"pgd": ascend, "apgd": apgd, "cw": carlini_wagner, "square": square}

@@ -1,38 +1,37 @@
-"""The page of an audit: whether to worry, what each attack does to all queries and to some, how to make it again."""
+"""The page of an audit: a verdict, the effect of each attack, examples, and the command to repeat it."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from ..attacks import goal_named
-from ..auditing.outcomes import NOT_PERCENT
-from ..auditing.strong import tables_of
-from ..auditing.verdict import fraction
-from ..errors import AnchorholdError
-from ..scores import ARS_COLUMNS
+from ..attacks.settings import usual_settings
+from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction
+from ..runs.fields import dig, number
 from .charts import Axis, Point, Series, chart, key
-from .collect import dig, number, read_audit
+from .collect import read_audit
+from .curve import shown_lines
 from .gallery import gallery_of
 from .page import fixed, place, write_page
+from .strong import tables_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["Bar", "Verdict", "bars_of", "command_of", "verdict_of", "write_audit_page"]
+__all__ = ["Bar", "Verdict", "bars_of", "command_of", "resistance_of", "verdict_of", "write_audit_page"]
 
-# Flags with which a score is coarse, not wrong; the last speaks of the standard score where there is a better one.
-MILD = ("few-samples", "small-gallery", "not-8-bit", "strong-below-standard")
-FIRM, SOME = 70.0, 40.0  # percent of their way that attacks did not come on average: holds, gives way
-HALF = 50.0  # percent of its way; what holds has no attack that comes farther
+# With these flags a score is imprecise, not wrong; the last is about the standard score of a strong audit.
+MILD = ("near-chance", "few-samples", "small-gallery", "not-8-bit", "strong-below-standard")
+FIRM, SOME = 70.0, 40.0  # mean resistance in percent: at least FIRM holds, at least SOME gives way
+HALF = 50.0  # percent of the way to its goal; a model holds only if no attack gets farther
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a column means: the attacker's wish, the measure, its range and where the attack wants it."""
+    """The meaning of a column: the attack, the measure, its range and the attack's goal."""
 
     wish: str
     unit: str
@@ -40,33 +39,33 @@ class Measure:
     top: float = 100.0
 
 
-_RANK, _LEFT = "rank in % of the list, 0 is the top", "R@1 in %, of the queries that were attacked"
+_RANK, _LEFT = "rank in % of the list, 0 is the top", "R@1 in % of the attacked queries"
 MEASURES = {
-    "CA+": Measure("A perturbed candidate climbs in the list of a query that was drawn at random.", _RANK, 0),
-    "CA-": Measure("A perturbed candidate near the top of a query's list sinks in it.", _RANK, 100),
-    "QA+": Measure("A perturbed query raises a candidate, drawn at random, in its own list.", _RANK, 0),
-    "QA-": Measure("A perturbed query sinks a candidate near the top of its own list.", _RANK, 100),
-    "TMA": Measure("A perturbed query looks to the model like another image.", "cosine to that image", 1, 1),
-    "ES:D": Measure("The embedding is moved as far as it goes.", "distance from the clean embedding, 0 to 2", 2, 2),
-    "ES:R": Measure("The embedding is moved as far as it goes.", _LEFT, 0),
-    "LTM": Measure("Images of other classes come nearer than those of the query's own.", _LEFT, 0),
+    "CA+": Measure("A perturbed candidate rises in the list of a random query.", _RANK, 0),
+    "CA-": Measure("A perturbed candidate near the top of a query's list sinks.", _RANK, 100),
+    "QA+": Measure("A perturbed query raises a random candidate in its list.", _RANK, 0),
+    "QA-": Measure("A perturbed query sinks a candidate near the top of its list.", _RANK, 100),
+    "TMA": Measure("A perturbed query gets the embedding of another image.", "cosine to that image", 1, 1),
+    "ES:D": Measure("The embedding moves as far as possible.", "distance from the clean embedding, 0 to 2", 2, 2),
+    "ES:R": Measure("The embedding moves as far as possible.", _LEFT, 0),
+    "LTM": Measure("Images of other classes come nearer than images of the query's class.", _LEFT, 0),
     "GTM": Measure("The nearest image of another class comes first.", _LEFT, 0),
-    "GTT": Measure("The first image of the list leaves the first four.", "% of queries where it stays", 0),
-    "GTT@1": Measure("The same run as GTT: the first image is no longer first.", "% of queries where it stays", 0),
+    "GTT": Measure("The nearest image drops out of the top 4.", "% of queries where it stays", 0),
+    "GTT@1": Measure("The same run as GTT: the nearest image is no longer first.", "% of queries where it stays", 0),
     "nearest": Measure(
-        "The nearest image, if it is of the query's class, is left behind (003, algorithm 1).", _LEFT, 0
+        "The query moves away from its nearest image, if that has its class (ADML, algorithm 1).", _LEFT, 0
     ),
     "nearest:mAP@R": Measure("The same run as nearest.", "mAP@R in %", 0),
     "margin": Measure("Any image of another class comes first (untargeted).", _LEFT, 0),
-    "untargeted": Measure("The nearest image has another label than before (003, equation 5).", "% that keep it", 0),
-    "targeted": Measure("The nearest image has a label drawn at random (003, equation 6).", "% without it", 0),
+    "untargeted": Measure("The nearest image has another label than before (ADML, eq. 5).", "% that keep it", 0),
+    "targeted": Measure("The nearest image has a random label (ADML, eq. 6).", "% without it", 0),
 }
 _OTHER = Measure("See the documentation of this attack.", "%", 0)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One attack on the common scale, where 0 … 100 is the whole range of its measure."""
+    """One attack on a common scale: 0 … 100 is the whole range of its measure."""
 
     name: str
     measure: Measure
@@ -78,13 +77,13 @@ class Bar:
 
     @property
     def way(self) -> float | None:
-        """How much of the way from the clean value to its goal the attack came, percent."""
+        """How far the attack came from the clean value to its goal, percent."""
         if self.clean is None or abs(self.measure.goal - self.clean) < 1e-9:
             return None
         return 100 * (self.after - self.clean) / (self.measure.goal - self.clean)
 
     def place(self, value: float | None) -> float | None:
-        """Where a value stands on the scale."""
+        """A value on the scale."""
         return None if value is None else round(min(100.0, max(0.0, 100 * value / self.measure.top)), 2)
 
     @property
@@ -112,12 +111,28 @@ def bars_of(outcome: Mapping[str, Any]) -> list[Bar]:
     return sorted(bars, key=lambda bar: order.index(bar.name) if bar.name in order else len(order))
 
 
-# ---------------------------------------------------------------- whether to worry
+def resistance_of(outcome: Mapping[str, Any]) -> list[list[str]]:
+    """ARS by both definitions, column by column, with a head; empty for audits without ARS per sample."""
+    whole, single = (dig(outcome, "ars", kind) for kind in ("measured", "per_sample"))
+    if single is None:
+        return []
+
+    def row(name: str, *place: str) -> list[str]:
+        left_out = number(dig(single, "left_out", name))
+        values = [fixed(number(dig(score, *place)), 1) for score in (whole, single)]
+        return [name, *values, "" if left_out is None else f"{left_out:.0f}"]
+
+    parts = [row(name, "terms", name) for name in dig(single, "terms") or ()]
+    groups = [row(name, name) for name in ("ranking", "recall")]
+    return [["column", "ratio of means", "per sample", "left out"], *parts, *groups, row("ARS", "value")]
+
+
+# ---------------------------------------------------------------- the verdict
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in a few words: `level` is good, fair or bad."""
+    """The verdict in a few words: `level` is good, fair or bad."""
 
     level: str
     title: str
@@ -125,7 +140,7 @@ class Verdict:
 
 
 def verdict_of(audit: Mapping[str, Any]) -> Verdict:
-    """How worried to be: by flags first, then by how much of their way the attacks of the last protocol came."""
+    """The verdict: by flags first, then by how far the attacks of the last protocol came to their goals."""
     bars = bars_of(list(audit["protocols"].values())[-1]) if audit["protocols"] else []
     bars = [bar for bar in bars if bar.name in ARS_COLUMNS] or bars  # their mean is 100 − ARS
     ways = {bar.name: (bar.way, bar) for bar in bars if bar.way is not None}
@@ -135,23 +150,23 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
         said = f"The strongest attack, {ways[hardest][1].tip}."
     raised = [flag["name"] for flag in audit.get("flags") or [] if flag["name"] not in MILD]
     if raised:
-        return Verdict("bad", "Do not trust this score", f"Flags say that it means little: {', '.join(raised)}. {said}")
+        return Verdict("bad", "Do not trust this score", f"Flags: {', '.join(raised)}. {said}")
     if not ways:
-        return Verdict("fair", "Nothing to judge", "No attack has both a clean value and one after it.")
+        return Verdict("fair", "Nothing to judge", "No attack has a value both before and after.")
     held = 100 - sum(way for way, _ in ways.values() if way is not None) / len(ways)
-    mean = f"On average attacks come {100 - held:.0f} % of the way to their goals. {said}"
+    mean = f"On average, attacks come {100 - held:.0f} % of the way to their goals. {said}"
     if held >= FIRM and max(way for way, _ in ways.values() if way is not None) <= HALF:
         return Verdict("good", "Holds against these attacks", mean)
     if held >= SOME:
         return Verdict("fair", "Gives way under attack", mean)
-    return Verdict("bad", "Falls under attack", mean)
+    return Verdict("bad", "Fails under attack", mean)
 
 
-# ---------------------------------------------------------------- how to make it again
+# ---------------------------------------------------------------- how to repeat it
 
 
 def command_of(audit: Mapping[str, Any]) -> str:
-    """The command that makes the audit again; the model and its place are the reader's to fill in."""
+    """The command that repeats the audit; the reader fills in the model."""
     s = audit["settings"]
     name = str(dig(audit, "data", "query", "name")).removesuffix("/test").removesuffix("/query")
     held = re.fullmatch(r"(.*)/train, last (\d+) classes", name)
@@ -164,12 +179,13 @@ def command_of(audit: Mapping[str, Any]) -> str:
     random = s.get("start") == "random"
     words += ["--budget", "adml"] if random else []
     words += ["--method", str(s["method"])] if s.get("method", "pgd") != "pgd" else []
-    words += ["--eps", fraction(s["eps"]), "--alpha", fraction(s["alpha"]), "--steps", str(s["steps"])]
+    words += ["--eps", pixel_fraction(s["eps"]), "--alpha", pixel_fraction(s["alpha"]), "--steps", str(s["steps"])]
     words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
     words += ["--surrogate", "SECOND"] if dig(audit, "strong", "surrogate") else []
-    words += ["--curve", ",".join(map(fraction, s["epsilons"]))] if s.get("epsilons") else []
+    words += ["--curve", ",".join(map(pixel_fraction, s["epsilons"]))] if s.get("epsilons") else []
     words += ["--seed", str(s.get("seed", 0)), "--batch", str(s.get("batch", 128))]
     words += ["--seeds", str(s["seeds"])] if s.get("seeds", 1) > 1 else []
+    words += ["--classes", "all"] if s.get("classes") == "all" else []
     for name in ("resize", "crop"):
         words += [f"--{name}", str(s[name])] if s.get(name) is not None else []
     words += ["--precision", str(s["precision"])] if s.get("precision", "auto") != "auto" else []
@@ -177,14 +193,11 @@ def command_of(audit: Mapping[str, Any]) -> str:
 
 
 def _named_attacks(audit: Mapping[str, Any]) -> Iterator[str]:
-    """Attacks with those of their settings that are not the usual ones, as --attacks takes them."""
+    """Attacks with their settings that are not the default, in the form of --attacks."""
     for name in audit["settings"].get("attacks") or ():
         goals = next((run.get("goals") or {} for run in audit.get("runs") or () if run["attack"] == name), {})
         protocol, made = next(iter(goals.items()), ("corrected", {}))
-        try:
-            usual = asdict(goal_named(name, protocol))  # type: ignore[arg-type]  # it checks the name
-        except AnchorholdError:  # of a later version
-            usual = made
+        usual = usual_settings(name, protocol)
         changed = [f"{key}={value}" for key, value in made.items() if key in usual and usual[key] != value]
         yield ":".join((name, *changed))
 
@@ -193,7 +206,7 @@ def _named_attacks(audit: Mapping[str, Any]) -> Iterator[str]:
 
 
 def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of the audit in `folder`, by default as page.html beside it; its path is returned."""
+    """Write the page of the audit in `folder`, by default as page.html in it; returns its path."""
     folder = Path(folder)
     audit = {"flags": [], "notes": [], "runs": [], **read_audit(folder)}
     s = audit["settings"]
@@ -216,7 +229,8 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
         about=about,
         outcomes=outcomes,
         bars={protocol: bars_of(outcome) for protocol, outcome in outcomes.items()},
-        curve=_curve(audit.get("curve")),
+        resistance={protocol: resistance_of(outcome) for protocol, outcome in outcomes.items()},
+        curve=_curve(audit.get("curve"), audit),
         strong=tables_of(audit),
         gallery=images,
         mild=MILD,
@@ -226,7 +240,7 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def _name(folder: Path) -> str:
-    """What the audit is called: after its folder, or after the run in which it lies."""
+    """The name of the audit: that of its folder, or of the run that contains it."""
     place = folder.resolve()
     return place.parent.name if place.name in ("audit", "audits") and place.parent.name else place.name
 
@@ -247,8 +261,8 @@ def _data(data: Mapping[str, Any]) -> str:
 
 
 def _attack(s: Mapping[str, Any]) -> str:
-    how = f"{str(s.get('method', 'pgd')).upper()}, ε {fraction(s['eps'])}"
-    how += f", {s['steps']} steps of {fraction(s['alpha'])}" if s.get("method", "pgd") == "pgd" else ""
+    how = f"{str(s.get('method', 'pgd')).upper()}, ε {pixel_fraction(s['eps'])}"
+    how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s.get("method", "pgd") == "pgd" else ""
     starts = s.get("seeds", 1)
     random = f" from {starts} random starts" if starts > 1 else " from a random start"
     how += random if s.get("start") == "random" else ""
@@ -256,36 +270,36 @@ def _attack(s: Mapping[str, Any]) -> str:
 
 
 def _origin(audit: Mapping[str, Any]) -> dict[str, str]:
-    """What made the numbers."""
+    """The origin of the numbers."""
     versions = audit.get("versions") or {}
     seconds, steps = (number(audit.get(key)) for key in ("seconds", "image_steps"))
     return {
-        "commit": audit.get("commit") or "not known",
-        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()) or "not known",
-        "device": audit.get("device") or "not known",
-        "weights": dig(audit, "model", "weights") or "not known",
-        "data": dig(audit, "data", "query", "fingerprint") or "not known",
+        "commit": audit.get("commit") or "unknown",
+        "versions": ", ".join(f"{package} {version}" for package, version in versions.items()) or "unknown",
+        "device": audit.get("device") or "unknown",
+        "weights": dig(audit, "model", "weights") or "unknown",
+        "data": dig(audit, "data", "query", "fingerprint") or "unknown",
         "took": f"{fixed(seconds, 0)} s, {fixed(steps, 0)} image-steps",
     }
 
 
 def _plain(key: str, value: Any) -> str:
     if key in ("eps", "alpha"):
-        return fraction(value)
+        return pixel_fraction(value)
     return ", ".join(map(str, value)) or "–" if isinstance(value, list) else "–" if value is None else str(value)
 
 
-def _curve(curve: Any) -> "tuple[Markup, Markup, str, str] | None":
-    """What is left against ε, the names of the lines, what made it, and a title; None where there is none."""
+def _curve(curve: Any, audit: Mapping[str, Any]) -> "tuple[Markup, Markup, str, str] | None":
+    """The chart against ε, its key, a description and a title; None without a curve."""
     eps, lines = dig(curve, "eps"), dig(curve, "lines")
     if not eps or not lines:
         return None
-    lines = {name: lines[name] for name in ("R@1", "ERS") if name in lines} or lines
+    lines = shown_lines(lines)
     series = [
         Series(
             line,
             [
-                Point(e, v, f"{line}: {v:.1f} at ε = {fraction(e)}")
+                Point(e, v, f"{line}: {v:.1f} at ε = {pixel_fraction(e)}")
                 for e, v in zip(eps, values)
                 if number(v) is not None
             ],
@@ -294,8 +308,13 @@ def _curve(curve: Any) -> "tuple[Markup, Markup, str, str] | None":
         )
         for look, (line, values) in enumerate(lines.items())
     ]
-    title = "R@1 against ε" if "R@1" in lines else "Against ε"
+    whose = f" ({curve['protocol']})" if curve.get("protocol") else ""
+    title = ("R@1 against ε" if "R@1" in lines else "Against ε") + whose
     percent = not set(lines) & set(NOT_PERCENT)
     scale = Axis("%" if "ERS" in lines else "R@1 (%)" if "R@1" in lines else "", (0.0, 100.0) if percent else (0.0,))
     drawn = chart(series, Axis("ε", (0.0,)), scale, title, size=(560, 280))
-    return drawn, key(series), str(curve.get("about", "")), title
+    queries, total, clean = curve.get("queries"), dig(audit, "data", "images"), dig(audit, "clean", "R@1", "value")
+    about = str(curve.get("about", ""))
+    if "R@1" in lines and queries is not None and total and queries != total[0] and number(clean) is not None:
+        about += f" Clean R@1 over all {total[0]:,} queries is {clean:.1f}."
+    return drawn, key(series), about, title

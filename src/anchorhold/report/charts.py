@@ -1,32 +1,26 @@
-"""Charts as inline SVG: axes, lines, points with a tip. Colours are classes, so that light and dark differ."""
+"""Charts as inline SVG: axes, lines, points with a tip. Colours are CSS classes, for a light and a dark mode."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .marks import DASHES, PALETTE, SHAPES, in_turn, overlap
+
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 __all__ = ["Axis", "Mark", "Point", "Series", "chart", "key", "ticks"]
 
-COLOURS = 7  # classes c0 … c6 of the style sheet
-_SHAPES = (
-    "M-3.6 0A3.6 3.6 0 1 0 3.6 0A3.6 3.6 0 1 0-3.6 0Z",  # circle
-    "M-3.4-3.4H3.4V3.4H-3.4Z",  # square
-    "M0-4.6L4.6 0L0 4.6L-4.6 0Z",  # diamond
-    "M0-4.4L4.2 3.4H-4.2Z",  # triangle
-)
-_DASHES = ("", "7 4", "2 3", "9 3 2 3")
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 14, 12, 40
-_LETTER, _HIGH = 7.5, 13  # pixels that a letter of a label takes, and a line of it
+_LETTER, _HIGH = 7.5, 13  # width of a letter and height of a line of a label, pixels
 
 _Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
 class Point:
-    """One value, what is said about it, and the ends of its intervals."""
+    """One value, its tip, and the ends of its intervals."""
 
     x: float
     y: float
@@ -38,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one kind, joined by a line where they are a curve; number `look` gives colour, dash and shape."""
+    """Points of one kind, joined by a line if they are a curve; `look` is the number of colour, dash and shape."""
 
     name: str
     points: Sequence[Point]
@@ -50,7 +44,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A dashed line at a height, with a word."""
+    """A dashed horizontal line, with a word."""
 
     y: float
     word: str
@@ -58,7 +52,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis is called and what it must show besides the points."""
+    """The name of an axis, and values that it must include."""
 
     name: str
     shows: tuple[float, ...] = ()
@@ -74,7 +68,7 @@ def chart(
     bands: Sequence[tuple[float, float]] = (),
     size: tuple[int, int] = (420, 250),
 ) -> "Markup":
-    """An SVG of these series; `bands` are stretches of x that are shaded, `about` is read to who cannot see it."""
+    """An SVG of these series; `bands` are shaded ranges of x, `about` is the text for screen readers."""
     points = [point for each in series for point in each.points]
     spans = [(p.x_span or (p.x, p.x), p.y_span or (p.y, p.y)) for p in points]
     xs = _scale([v for span, _ in spans for v in span] + [*x.shows], x.whole)
@@ -118,15 +112,15 @@ def chart(
 
 
 def key(series: Sequence[Series]) -> "Markup":
-    """What each series looks like, with its name."""
+    """A key: the look of each series, with its name."""
     from markupsafe import Markup
 
     words = []
     for each in series:
-        colour = "grey" if each.grey else f"c{each.look % COLOURS}"
-        dash = _DASHES[each.look % len(_DASHES)]
+        colour = "grey" if each.grey else f"c{each.look % len(PALETTE)}"
+        dash = in_turn(DASHES, each.look)
         rule = [_tag("path", "line", d="M0 9H26", **({"stroke-dasharray": dash} if dash else {}))] if each.line else []
-        shape = _tag("path", "shape", d=_SHAPES[each.look % len(_SHAPES)], transform="translate(13 9)")
+        shape = _tag("path", "shape", d=in_turn(SHAPES, each.look), transform="translate(13 9)")
         drawn = _tag("svg", colour, _joined([*rule, shape]), **{"aria-hidden": "true"})
         words.append(Markup("<span>{} <bdi>{}</bdi></span>").format(drawn, each.name))
     return Markup('<div class="key">{}</div>').format(_joined(words))
@@ -135,10 +129,10 @@ def key(series: Sequence[Series]) -> "Markup":
 def _places(
     points: Sequence[tuple[float, float, str]], width: float
 ) -> dict[tuple[float, float, str], tuple[int, int]]:
-    """Where the label of each point begins, or ends where that is left of it.
+    """The offset of each label from its point; negative x means that the label ends there.
 
-    It lies on no other label, and on no other point that has one. Tried are right and left, above and below, nearer
-    ones first; a label that has no such place stays at its first.
+    A label must not cover another label, or another labelled point. Positions right and left, above and below are
+    tried, nearer ones first. If none is free, the first is used.
     """
     taken = [(x - 5, y - 5, x + 5, y + 5) for x, y, _ in points]
     found = {}
@@ -155,23 +149,19 @@ def _places(
             each
             for each in tried
             if box(*each)[0] >= _LEFT and box(*each)[2] <= width
-            if not any(_meet(box(*each), other) for other in taken if other != own)
+            if not any(overlap(box(*each), other) for other in taken if other != own)
         )
         found[x, y, label] = place = next(free, tried[0])
         taken.append(box(*place))
     return found
 
 
-def _meet(one: _Box, other: _Box) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
 def _series(series: Series, across: Any, up: Any, words: Mapping[Any, tuple[int, int]]) -> "list[Markup]":
-    colour = "grey" if series.grey else f"c{series.look % COLOURS}"
+    colour = "grey" if series.grey else f"c{series.look % len(PALETTE)}"
     drawn: list[Markup] = []
     if series.line and len(series.points) > 1:
         path = " ".join(f"{across(p.x)},{up(p.y)}" for p in series.points)
-        dash = _DASHES[series.look % len(_DASHES)]
+        dash = in_turn(DASHES, series.look)
         drawn.append(_tag("polyline", f"line {colour}", points=path, **({"stroke-dasharray": dash} if dash else {})))
     many = series.line and len(series.points) > 20  # a shape at every point would hide the line
     for p in series.points:
@@ -182,7 +172,7 @@ def _series(series: Series, across: Any, up: Any, words: Mapping[Any, tuple[int,
         if p.y_span:
             ends = {"x1": across(p.x), "x2": across(p.x), "y1": up(p.y_span[0]), "y2": up(p.y_span[1])}
             drawn.append(_tag("line", f"span {colour}", **ends))
-        shape = [] if many else [_tag("path", "shape", d=_SHAPES[series.look % len(_SHAPES)])]
+        shape = [] if many else [_tag("path", "shape", d=in_turn(SHAPES, series.look))]
         right, down = words.get((across(p.x), up(p.y), p.label), (0, 0))
         side = "label end" if right < 0 else "label"
         word = [_tag("text", side, p.label, x=right, y=down)] if p.label else []
@@ -217,16 +207,16 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
 
 def _said(value: float, scale: Sequence[float]) -> str:
     step = abs(scale[1] - scale[0])
-    if step >= 1e6:  # there is no room for as many digits
+    if step >= 1e6:  # no room for all digits
         return f"{value:.3g}"
     return f"{value:,.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 
 def _tag(name: str, kind: str, body: Any = "", **attributes: Any) -> "Markup":
-    """An element; everything that is not markup already is escaped."""
+    """An element; everything that is not markup is escaped."""
     from markupsafe import Markup
 
-    # Without spaces between: they would be text of a label.
+    # No spaces between elements: they would become text of a label.
     pairs = Markup("").join(Markup(' {}="{}"').format(Markup(key), value) for key, value in attributes.items())
     return Markup('<{0} class="{1}"{2}>{3}</{0}>').format(Markup(name), kind, pairs, body)
 

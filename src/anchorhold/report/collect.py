@@ -1,47 +1,36 @@
-"""The runs and audits that lie in folders, each audit with the run it is of.
+"""Find runs and audits in folders, and match each audit with its run.
 
-A folder with a run.json is a run, one with an audit.json an audit. An audit belongs to the run whose folder it lies
-in; one that lies elsewhere to the run after which its folder is called (audits/hm-cub to runs/hm), provided that
-model and R@1 agree. Only an audit on the run's own test images is shown with it: any other is a line of its own. Of
-several the one that attacks most images counts, and beside it one strong audit.
+A folder with a run.json is a run, one with an audit.json an audit. An audit inside a run's folder belongs to that run.
+Elsewhere it belongs to the run with the same weights (`weights` of both records). Older records lack this field: they
+match by the folder's name (audits/hm-cub to runs/hm) if model and R@1 agree. Only an audit on the run's own test
+images is shown with it; any other gets its own line. Of several audits the one with the most attacked images counts,
+plus one strong audit.
 
-A run repeats the row of print that its run.json names under `row`; for a run that names none, rows.toml in the folder
-around it may: lines such as hm-lga-75 = "001/t6/cub/hm-lga-8".
+A run repeats the published row that its run.json names under `row`. Otherwise rows.toml in its parent folder may name
+it, with lines such as hm-lga-75 = "hm/t6/cub/hm-lga-8".
 """
 
-import json
-import math
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..auditing.verdict import SCHEMA as AUDIT_SCHEMA
+from ..config.build import build, to_dict
+from ..config.recipes import toml
 from ..errors import AnchorholdError, RunError, SettingsError
-from ..layers import build, to_dict
-from ..record import Run
-from ..rows import row_named
-from ..stopping import lost
+from ..reproduce.rows import row_named
+from ..runs.fields import dig, number, parsed
+from ..runs.files import regular
+from ..runs.folder import Run
+from ..runs.health import lost, upper_end
+from ..runs.schemas import AUDIT_SCHEMA
+from .shifts import shifts_by_today
 
-__all__ = ["Entry", "Found", "collect", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
+__all__ = ["Entry", "Found", "collect", "data_name", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
 
-_PASSED_OVER = ("shards",)  # rows of audits
-_AGREE = 0.5  # points of R@1 by which the same model may differ between two machines
-
-
-def dig(tree: Any, *keys: str) -> Any:
-    """What stands at the end of these keys, None where one is missing."""
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
-
-
-def number(value: Any) -> float | None:
-    """`value` if it is a finite number."""
-    real = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if real else None
+_PASSED_OVER = ("shards",)  # folders to skip: rows of audits
+_AGREE = 0.5  # points of R@1 that the same model may differ by between two machines
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,15 +39,16 @@ class Entry:
 
     path: Path
     info: Mapping[str, Any]  # run.json; empty for an audit alone
-    rows: tuple[Mapping[str, Any], ...] = ()  # metrics.jsonl
+    rows: tuple[Mapping[str, Any], ...] = ()  # metrics.jsonl, with current names
     audit: Mapping[str, Any] | None = None
     name: str = ""
     audit_at: Path | None = None  # the folder of the audit
-    strong: "Entry | None" = None  # a strong audit of the run that is not `audit`
-    row: str = ""  # the row of print that it repeats
+    strong: "Entry | None" = None  # a strong audit of the run other than `audit`
+    row: str = ""  # the published row that it repeats
+    derived: frozenset[str] = frozenset()  # columns of `rows` derived from others, see shifts.py
 
     def setting(self, key: str) -> Any:
-        """A setting by its dotted name, the recipe, or one of the defence by its own; None where there is none such."""
+        """A setting by its dotted name, the recipe, or a defence's setting by its name; None if there is none."""
         settings = self.info.get("settings")
         place = key.split(".") if "." in key or key == "recipe" else ("defence", key)
         value = dig(settings, *place)
@@ -71,27 +61,27 @@ class Entry:
 
     @property
     def strongest(self) -> "Entry | None":
-        """The strong audit, be it one beside the other or both in one."""
+        """The strong audit: a separate one, or `audit` itself."""
         own = self if isinstance(dig(self.audit, "protocols", "strong"), Mapping) else None
         return self.strong or own
 
     @property
     def epoch(self) -> int | None:
-        """How many epochs it was trained."""
+        """The number of finished epochs."""
         epoch = self.last("epoch")
         return None if epoch is None else int(epoch)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more will come: it is done, or it was stopped because it had collapsed."""
+        """Whether the run has ended: it is done, or it was stopped because it collapsed."""
         return not self.info or self.info.get("status") in ("done", "stopped")
 
     @property
     def collapsed(self) -> bool:
-        """Whether training stopped it, or it ended with two flat epochs: collapse only warned, or was not seen then."""
+        """Whether training stopped it, or its last two epochs show a collapse (training may only warn)."""
         if self.info.get("status") == "stopped":
             return True
-        # A run that never looks at retrieval (pretraining) has an untrained head: nothing to judge.
+        # A run without R@1 (pretraining) has an untrained head: nothing to judge.
         if len(self.rows) < 2 or self.last("r1") is None:
             return False
         warm = number(self.setting("train.collapse_warmup")) or 0
@@ -99,12 +89,12 @@ class Entry:
 
     @property
     def lost_features(self) -> str:
-        """What to say of a pretraining that has lost the features it began with; nothing of others."""
+        """A message for a pretraining that lost its initial features; empty for others."""
         return lost(number(dig(self.info, "start", "features_r1")), self.last("features_r1"))
 
     @property
     def status(self) -> str:
-        """In a few words how the run ended, or how far it is."""
+        """How the run ended, or how far it is, in a few words."""
         if not self.info:
             return "audit alone"
         state, planned = str(self.info.get("status", "unknown")), number(self.setting("train.epochs"))
@@ -115,17 +105,20 @@ class Entry:
         return f"{state}, features lost" if self.lost_features else state
 
 
+def data_name(entry: Entry) -> str:
+    """The data set of a run or audit, without its split; "" where it is unknown."""
+    name = dig(entry.info, "data", "name") or dig(entry.audit, "data", "query", "name") or ""
+    return str(name).split("/")[0]
+
+
 def _flat(row: Mapping[str, Any], run: Entry) -> bool:
-    """Whether an epoch shows what training calls a collapse."""
-    for column, threshold in (("separability", "collapse_separability"), ("mean_distance", "collapse_distance")):
-        value, least = number(row.get(column)), number(run.setting(f"train.{threshold}")) or 0.0
-        if value is not None and value < least:
-            return True
-    return False
+    """Whether an epoch shows a collapse by training's thresholds."""
+    signs = {"separability": "collapse_separability", "mean_distance": "collapse_distance"}
+    return any(upper_end(row, sign) < (number(run.setting(f"train.{name}")) or 0.0) for sign, name in signs.items())
 
 
 def flat_since(run: Entry) -> tuple[list[tuple[float, float]], int | None]:
-    """Stretches of epochs, warm-up apart, that show the signs of collapse, and the first such epoch."""
+    """Ranges of epochs after the warm-up that show a collapse, and the first such epoch."""
     if run.last("r1") is None:  # pretraining has an untrained head: nothing to judge
         return [], None
     warm = number(run.setting("train.collapse_warmup")) or 0
@@ -143,14 +136,14 @@ def flat_since(run: Entry) -> tuple[list[tuple[float, float]], int | None]:
 
 @dataclass(frozen=True)
 class Found:
-    """What there is to compare, and a line for everything that had to be left out."""
+    """The entries to compare, and a line for everything left out."""
 
     entries: tuple[Entry, ...]
     problems: tuple[str, ...] = ()
 
 
 def collect(folders: Iterable[str | Path]) -> Found:
-    """All runs and audits in these folders, however deep; what cannot be read is a line of `problems`."""
+    """All runs and audits in these folders, at any depth; unreadable ones become lines of `problems`."""
     problems: list[str] = []
     runs: list[Entry] = []
     audits: list[Entry] = []
@@ -163,25 +156,32 @@ def collect(folders: Iterable[str | Path]) -> Found:
                 except RunError as error:
                     problems.append(f"left out: {error}")
         if (path / "shards").is_dir() and not (path / "audit.json").is_file():
-            problems.append(f"left out: {path}, an audit that has not come to its end")
+            problems.append(f"left out: {path}, an unfinished audit")
     entries = _paired(_with_rows(runs, problems), audits, problems)
     if not entries:
-        why = problems[0] if problems else "there is no run.json and no audit.json in these folders"
+        why = problems[0] if problems else "no run.json or audit.json in these folders"
         raise RunError(f"nothing to compare: {why}; give folders with runs or audits")
     return Found(_named(entries, roots), tuple(problems))
 
 
 def walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
-    """Every folder once, in order of names; links are followed, but not in circles."""
+    """Every folder once, sorted by name. Links are followed only inside `roots`, and not in circles.
+
+    A link in a foreign folder could lead anywhere, and pages are written where runs are found.
+    """
     seen: set[Path] = set()
     for root in roots:
         if not root.is_dir():
             raise RunError(f"there is no folder {root}")
+    inside_of = {root.resolve() for root in roots}
     waiting = list(reversed(roots))
     while waiting:
         folder = waiting.pop()
         real = folder.resolve()
         if real in seen:
+            continue
+        if not inside_of & {real, *real.parents}:
+            problems.append(f"left out: {folder}, a link to {real}; add that folder if you want it")
             continue
         seen.add(real)
         yield folder
@@ -194,47 +194,49 @@ def walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
 
 
 def read_run(path: Path) -> Entry:
-    """A run folder, finished or not; one that cannot be used is refused."""
+    """Read a run folder, finished or not; refuse one that cannot be used."""
     run = Run(path)
     info = run.read_json()
     if not isinstance(dig(info, "settings", "defence"), Mapping) or not isinstance(info.get("status"), str):
         raise RunError(f"{path / 'run.json'} has no settings or no status")
-    try:
-        rows = run.metrics()
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {path / 'metrics.jsonl'}: {error}") from None
-    kept = tuple(row for row in rows if isinstance(row, Mapping))
-    return Entry(path, {**info, "settings": _of_today(info["settings"])}, kept, row=str(info.get("row") or ""))
+    rows = run.metrics()
+    settings = _of_today(info["settings"])
+    kept, derived = shifts_by_today(
+        [row for row in rows if isinstance(row, Mapping)],
+        derivable=not number(dig(settings, "train", "benign")),
+        random_start=dig(settings, "defence", "start") == "random",
+    )
+    return Entry(path, {**info, "settings": settings}, kept, row=str(info.get("row") or ""), derived=derived)
 
 
 def _of_today(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the settings that are younger than the run: it had no other value than their default."""
+    """Add settings newer than the run, with their defaults."""
     try:
         whole = to_dict(build(settings))
-    except AnchorholdError:  # of another version
+    except AnchorholdError:  # from another version
         return settings
     return {name: {**whole[name], **own} if isinstance(own, Mapping) else own for name, own in settings.items()}
 
 
 def _with_rows(runs: Sequence[Entry], problems: list[str]) -> list[Entry]:
-    """Runs that name no row, with the one that rows.toml names beside them."""
+    """Fill in `row` from rows.toml for runs that name none."""
     known: dict[Path, str] = {}
     for file in {run.path.parent / "rows.toml": None for run in runs}:
         try:
-            lines = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            lines = toml(file.read_text(encoding="utf-8")) if file.is_file() else {}
             known |= {file.parent / name: row_named(str(row)).id for name, row in lines.items()}
         except (OSError, ValueError) as error:
-            problems.append(f"left out: {file}, which cannot be read ({error})")
+            problems.append(f"left out: {file}, cannot be read ({error})")
         except SettingsError as error:
-            problems.append(f"left out: {file}, since there is {error}")
+            problems.append(f"left out: {file}: {error}")
     return [run if run.row else replace(run, row=known.get(run.path, "")) for run in runs]
 
 
 def read_audit(path: Path) -> dict[str, Any]:
-    """What audit.json says; one that cannot be used is refused."""
+    """Read audit.json; refuse one that cannot be used."""
     file = path / "audit.json"
     try:
-        audit: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        audit: dict[str, Any] = parsed(regular(file).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {file}: {error}") from None
     if dig(audit, "schema") != AUDIT_SCHEMA:
@@ -248,7 +250,7 @@ def _audit(path: Path) -> Entry:
     return Entry(path, {}, audit=read_audit(path), audit_at=path)
 
 
-# Which audit is whose ---------------------------------------------------------------------------------------
+# Matching audits and runs ------------------------------------------------------------------------------------
 
 
 def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str]) -> list[Entry]:
@@ -258,7 +260,7 @@ def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str])
     for audit in audits:
         place = audit.path.resolve()
         home = next((by_place[each] for each in (place, *place.parents) if each in by_place), None)
-        run = home or _namesake(audit, runs)
+        run = home or _same_weights(audit, runs) or _namesake(audit, runs)
         if run is not None and _same_images(run, audit):
             theirs.setdefault(run.path, []).append(audit)
         else:
@@ -269,7 +271,7 @@ def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str])
         strong = next((each for each in found if each.strongest), None)
         strong = None if strong in found[:1] else strong
         problems += [
-            f"left out: {each.path}, since {found[0].path} attacks as many images or more"
+            f"left out: {each.path}; {found[0].path} attacks as many images or more"
             for each in found[1:]
             if each is not strong
         ]
@@ -277,8 +279,15 @@ def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str])
     return pairs + alone
 
 
+def _same_weights(audit: Entry, runs: Sequence[Entry]) -> Entry | None:
+    """The run whose exported model was audited; among several copies, the one with the audit's name."""
+    mark = dig(audit.audit, "model", "weights")
+    like = [run for run in runs if mark is not None and run.info.get("weights") == mark]
+    return like[0] if len(like) == 1 else _namesake(audit, like)
+
+
 def _namesake(audit: Entry, runs: Sequence[Entry]) -> Entry | None:
-    """The one run after which the folder of the audit is called, if it can be told."""
+    """The run with the name of the audit's folder, if it is unique."""
     name = audit.path.resolve().name
     like = [run for run in runs if _called_after(name, run.path.resolve().name) and _same_model(run, audit)]
     longest = max((len(run.path.resolve().name) for run in like), default=0)
@@ -293,8 +302,10 @@ def _called_after(name: str, run: str) -> bool:
 
 
 def _same_images(run: Entry, audit: Entry) -> bool:
-    mark = dig(run.info, "data", "test")
-    return mark is not None and mark == dig(audit.audit, "data", "query", "fingerprint")
+    marks = [dig(run.info, "data", part) for part in ("query", "test")]  # older runs have no fingerprint of the queries
+    # Still older ones identify files by their lengths, not by a hash.
+    found = [dig(audit.audit, "data", "query", kind) for kind in ("fingerprint", "lengths")]
+    return any(mark is not None and mark in found for mark in marks)
 
 
 def _same_model(run: Entry, audit: Entry) -> bool:
@@ -310,7 +321,7 @@ def _attacked(audit: Entry) -> int:
 
 
 def _named(entries: Sequence[Entry], roots: Sequence[Path]) -> tuple[Entry, ...]:
-    """Each called by its path inside the folder that was given; by a longer one where two would be called alike."""
+    """Name each entry by its path inside the given folder, or by a longer path where names collide."""
     inside = [
         next(e.path.relative_to(root).as_posix() for root in roots if e.path.is_relative_to(root)) for e in entries
     ]

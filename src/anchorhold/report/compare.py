@@ -1,19 +1,21 @@
-"""Runs side by side: a line for each, or a matrix of two settings.
+"""Compare runs: one line per run, or a matrix of two settings.
 
-`VALUES` says what can be asked of a run. ERS comes in both protocols, and from a strong audit where there is one; ARS
-as print computes it (published, from print's constants) and from what was measured (corrected).
+`VALUES` lists the values of a run. ERS comes in both protocols, and from a strong audit where there is one. ARS of the
+published protocol uses the published constants; ARS of the corrected protocol uses measured initial values.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from ..errors import RunError
-from ..rows import Row
-from ..settings import check, nearest
-from .collect import Entry, dig, number
+from ..columns import pixel_fraction
+from ..errors import RunError, check, nearest
+from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
+from ..reproduce.rows import Row
+from ..runs.fields import dig, number
+from .collect import Entry
 from .methods import LETTERS, method_of
-from .printed import BAND, ars_of, departures, gains_in_print, plain_start_of, rerun_of, row_of, verdict
+from .shifts import DERIVED
 from .tables import Cell, Column, Estimate, Link, Mean, Table, plain
 
 __all__ = [
@@ -26,7 +28,7 @@ __all__ = [
     "leaves",
     "matrix",
     "method_cell",
-    "print_table",
+    "published_table",
     "runs_table",
     "score_in",
     "setting_order",
@@ -34,24 +36,24 @@ __all__ = [
 ]
 
 COLLAPSE = "collapse"
-SAME = 0.05  # points that a look and an audit of the same model may differ by: they round in other batches
-GAIN = "gain"  # of robust weights over plain ones: a note compares it
-SHORT = {"ers": "ers_published", "ars": "ars_published"}  # as in print, which the matrices are compared with
+SAME = 0.05  # points that training's evaluation and an audit may differ by, since their batches round differently
+GAIN = "gain"  # verdict for rows from robust weights: a note compares the gain over plain weights
+SHORT = {"ers": "ers_published", "ars": "ars_published"}  # matrices are compared with the papers
 
 
 @dataclass(frozen=True)
 class Value:
-    """Something that can be asked of a run."""
+    """A value of a run, with its column."""
 
     column: Column
     of: Callable[[Entry], Cell]
 
 
-def _clean(printed: str, logged: str) -> Callable[[Entry], Cell]:
-    """From the end of the training, with the interval of the audit where that found the same; or from the audit."""
+def _clean(name: str, logged: str) -> Callable[[Entry], Cell]:
+    """The last value of the training, with the audit's interval if both agree; else the audit's value."""
 
     def of(entry: Entry) -> Cell:
-        known, seen = entry.last(logged), dig(entry.audit, "clean", printed)
+        known, seen = entry.last(logged), dig(entry.audit, "clean", name)
         value = number(dig(seen, "value"))
         if known is not None and (value is None or abs(known - value) > SAME):
             return known
@@ -63,7 +65,7 @@ def _clean(printed: str, logged: str) -> Callable[[Entry], Cell]:
 
 
 def score_in(audit: Mapping[str, Any] | None, protocol: str, score: str) -> Estimate | None:
-    """ers or ars of a protocol with its interval; published ARS is from print's constants, others are measured."""
+    """ers or ars of a protocol with its interval. ARS uses published constants if published, else measured values."""
     place = [score] if score == "ers" else [score, "constants" if protocol == "published" else "measured"]
     found = dig(audit, "protocols", protocol, *place)
     value = number(dig(found, "value"))
@@ -71,11 +73,11 @@ def score_in(audit: Mapping[str, Any] | None, protocol: str, score: str) -> Esti
 
 
 def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
-    """A score of a run; a collapsed model has none worth the name, since ERS rates it at about 30."""
+    """A score of a run; of a collapsed model, the word, since its ERS of about 30 means nothing."""
 
     def of(entry: Entry) -> Cell:
         audit = dict(entry.strongest.audit or {}) if protocol == "strong" and entry.strongest else entry.audit
-        # Few runs have a strong audit: a collapse is said where there is a column for it anyway.
+        # Few runs have a strong audit: without one the cell stays empty.
         if entry.collapsed and (protocol != "strong" or entry.strongest):
             return COLLAPSE
         return score_in(audit, protocol, score)
@@ -83,8 +85,8 @@ def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
     return of
 
 
-def _value(key: str, head: str, of: Callable[[Entry], Cell], digits: int = 1, **look: bool) -> Value:
-    return Value(Column(key, head, digits, **look), of)
+def _value(key: str, head: str, of: Callable[[Entry], Cell], digits: int = 1, **options: bool) -> Value:
+    return Value(Column(key, head, digits, **options), of)
 
 
 VALUES: dict[str, Value] = {
@@ -115,7 +117,7 @@ VALUES: dict[str, Value] = {
 
 
 def method_cell(entry: Entry) -> Cell:
-    """What the papers call its defence; nothing is known of an audit alone."""
+    """The papers' name of its defence; None for an audit without a run."""
     return method_of(dig(entry.info, "settings", "defence")) if entry.info else None
 
 
@@ -133,12 +135,12 @@ def _batch(entry: Entry) -> Cell:
     return f"{pairs} pairs" if kind == "pairs" else f"{classes} × {instances}"
 
 
-def _printed(column: str, rerun: bool = False) -> Callable[[Entry], Cell]:
+def _reported(column: str, rerun: bool = False) -> Callable[[Entry], Cell]:
     def of(entry: Entry) -> Cell:
         row = row_of(entry)
         if rerun and row is not None:
-            row = None if row.printed.get("init") else rerun_of(row)
-        return None if row is None else ars_of(row) if column == "ARS" else row.printed.get(column)
+            row = None if row.published.get("init") else rerun_of(row)
+        return None if row is None else ars_of(row) if column == "ARS" else row.published.get(column)
 
     return of
 
@@ -150,7 +152,7 @@ def _verdict(entry: Entry) -> Cell:
     r1, ers = (judged(entry, key) for key in ("r1", "ers_published"))
     if r1 == COLLAPSE:
         return COLLAPSE
-    if row.printed.get("init"):
+    if row.published.get("init"):
         return GAIN
     numbers = [None if cell is None or isinstance(cell, str) else plain(cell) for cell in (r1, ers)]
     return verdict(row, numbers[0], numbers[1], bool(departures(entry, row)))
@@ -173,13 +175,13 @@ _ABOUT = (
     _value("batch", "batch", _batch, spare=True),
     _value("seed", "seed", lambda e: number(e.setting("train.seed")), 0, spare=True),
 )
-_PRINT = (
-    _value("print_r1", "R@1 print", _printed("R@1"), spare=True),
-    _value("print_ers", "ERS print", _printed("ERS"), spare=True),
-    _value("print_ars", "ARS print", _printed("ARS"), spare=True),
-    _value("rerun_r1", "R@1 rerun", _printed("R@1", rerun=True), spare=True),
-    _value("rerun_ers", "ERS rerun", _printed("ERS", rerun=True), spare=True),
-    _value("verdict", "print's row", _verdict),
+_PAPER = (
+    _value("print_r1", "R@1 paper", _reported("R@1"), spare=True),
+    _value("print_ers", "ERS paper", _reported("ERS"), spare=True),
+    _value("print_ars", "ARS paper", _reported("ARS"), spare=True),
+    _value("rerun_r1", "R@1 rerun", _reported("R@1", rerun=True), spare=True),
+    _value("rerun_ers", "ERS rerun", _reported("ERS", rerun=True), spare=True),
+    _value("verdict", "paper's row", _verdict),
 )
 _END = (
     _value("commit", "commit", lambda e: str(e.info.get("commit") or "") or None, spare=True),
@@ -189,22 +191,22 @@ _COST = ("seconds", "image_steps", "audit_seconds")
 
 
 def runs_table(entries: Sequence[Entry]) -> Table:
-    """One line for each run: what it is, how good, how robust, what print has, what it took, how it ended."""
+    """One line per run: method, scores, the paper's numbers, cost and status."""
     scores, cost = ([v for key, v in VALUES.items() if (key in _COST) == costs] for costs in (False, True))
-    values = (*_ABOUT, *scores, *_PRINT, *cost, *_END)
+    values = (*_ABOUT, *scores, *_PAPER, *cost, *_END)
     rows = tuple(tuple(value.of(entry) for value in values) for entry in entries)
     return Table(tuple(value.column for value in values), rows, tuple(_notes(entries)))
 
 
-def print_table(entries: Sequence[Entry]) -> Table:
-    """The runs that repeat a published row, beside it and beside 000's rerun: a few numbers of each."""
+def published_table(entries: Sequence[Entry]) -> Table:
+    """The runs that repeat a published row, with the numbers of that row and of its rerun."""
     repeating = [entry for entry in entries if row_of(entry) is not None]
     if not repeating:
         raise RunError("no run here repeats a published row; train with --row ROW, or name rows in rows.toml")
-    values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PRINT)}
+    values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PAPER)}
     shown = [replace(values[key].column, span=False, spare=key in _BESIDE_SPARE) for key in _BESIDE]
     rows = tuple(tuple(values[key].of(entry) for key in _BESIDE) for entry in repeating)
-    return Table(tuple(shown), rows, tuple(_notes_on_print(repeating)))
+    return Table(tuple(shown), rows, tuple(_notes_on_papers(repeating)))
 
 
 _BESIDE = (
@@ -221,42 +223,42 @@ def _notes(entries: Sequence[Entry]) -> Iterator[str]:
     attacks = {_attack(entry.audit or {}): entry.name for entry in reversed(audited)}
     if len(attacks) > 1:
         each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
-        yield f"the audits attack differently, so their scores cannot be compared: {each}"
+        yield f"the audits use different attacks, so their scores cannot be compared: {each}"
     fewer = [entry for entry in entries if entry.strong]
     if fewer:
         counts = "; ".join(f"{e.name} {_count(e.strong)} (the others {_count(e)})" for e in fewer)
-        yield f"ERS strong is from another audit, over so many queries: {counts}"
-    yield from _notes_on_print(entries)
+        yield f"ERS strong is from a separate audit; number of queries: {counts}"
+    yield from _notes_on_papers(entries)
 
 
-def _notes_on_print(entries: Sequence[Entry]) -> Iterator[str]:
+def _notes_on_papers(entries: Sequence[Entry]) -> Iterator[str]:
     repeated = [(entry, row) for entry in entries if (row := row_of(entry)) is not None]
     if repeated:
         yield (
-            f"reproduced: R@1 within {BAND['R@1']:g} points and ERS published within {BAND['ERS']:g} of print, or of "
-            "the rerun in paper 000; within: so too, but with other settings than the row's"
+            f"reproduced: R@1 within {BAND['R@1']:g} points and ERS published within {BAND['ERS']:g} of the paper's, "
+            "or of the rerun in the robust-init study; within: the same, but with other settings than the row's"
         )
     others = {entry.name: departures(entry, row) for entry, row in repeated}
     if any(others.values()):
         each = "; ".join(f"{name} ({', '.join(found)})" for name, found in others.items() if found)
         yield f"other settings than the row's: {each}"
     for entry, row in repeated:
-        if row.printed.get("init"):
+        if row.published.get("init"):
             start = str(entry.setting("model.weights") or "none").replace("\\", "/").split("/")[-1]
-            eps = f"{row.printed['init']:g}/255"
+            eps = f"{row.published['init']:g}/255"
             gains = _gains(entry, row, entries)
-            yield f"gain: {entry.name} starts from {start}, print from weights made robust against {eps}{gains}"
+            yield f"gain: {entry.name} starts from {start}, the paper from weights trained against ε = {eps}{gains}"
 
 
 def _gains(entry: Entry, row: Row, entries: Sequence[Entry]) -> str:
-    """What robust weights brought, here and in print, in points."""
-    printed = [f"{_points(gain.values())} in {name}" for name, gain in gains_in_print(row).items()]
+    """The gain from robust weights, here and in the papers, in points."""
+    told = [f"{_points(gain.values())} in {name}" for name, gain in published_gains(row).items()]
     from_plain = plain_start_of(entry, entries)
     if from_plain is not None:
         ends = [[judged(run, key) for run in (entry, from_plain)] for key in ("r1", "ers_published")]
         own = [plain(a) - plain(b) for a, b in ends if counts(a) and counts(b)]
-        printed = [f"{_points(own)} over {from_plain.name}", *printed] if len(own) == len(ends) else printed
-    return f". What that brought in R@1 and ERS published: {'; '.join(printed)}" if printed else ""
+        told = [f"{_points(own)} over {from_plain.name}", *told] if len(own) == len(ends) else told
+    return f". Gain in R@1 and ERS published: {'; '.join(told)}" if told else ""
 
 
 def counts(cell: Cell) -> TypeGuard[float | Estimate | Mean]:
@@ -274,10 +276,10 @@ def _count(audit: Entry | None) -> str:
 
 
 def _attack(audit: Mapping[str, Any]) -> str:
-    """How an audit attacks."""
-    eps, alpha = (number(dig(audit, "settings", key)) or 0.0 for key in ("eps", "alpha"))
+    """The attack of an audit, in words."""
+    eps, alpha = (pixel_fraction(number(dig(audit, "settings", key)) or 0.0) for key in ("eps", "alpha"))
     steps, method = (dig(audit, "settings", key) for key in ("steps", "method"))
-    return f"{method} with ε {255 * eps:.4g}/255, {steps} steps of {255 * alpha:.4g}/255"
+    return f"{method} with ε {eps}, {steps} steps of {alpha}"
 
 
 def value_of(entry: Entry, key: str) -> Cell:
@@ -287,7 +289,7 @@ def value_of(entry: Entry, key: str) -> Cell:
 
 
 def column_of(entries: Sequence[Entry], key: str) -> Column:
-    """How a value is written; one that no run has is refused."""
+    """The column of a value; refuses one that no run has."""
     key = SHORT.get(key, key)
     if key in VALUES:
         return VALUES[key].column
@@ -301,42 +303,46 @@ def column_of(entries: Sequence[Entry], key: str) -> Column:
 
 
 def matrix(entries: Sequence[Entry], down: str, across: str, values: Sequence[str] = ("r1", "ers")) -> Table:
-    """Values of runs by two of their settings, as table 2 of 001 and A1 of 000 have it; several in a cell: the mean.
+    """Values of runs by two of their settings, as in Zhou & Patel 2022, table 2; means where several runs share a cell.
 
-    A setting is one of the defence (source) or dotted (train.seed). A cell whose runs have all collapsed says so.
+    A setting is a defence's (source) or a dotted name (train.seed). A cell whose runs have all collapsed says so.
     """
     for key in (down, across):
         check_setting(entries, key)
     usable = [e for e in entries if e.finished and e.setting(down) is not None and e.setting(across) is not None]
-    notes = [f"left out, since it is not finished: {e.name} ({e.status})" for e in entries if not e.finished]
+    notes = [f"left out, not finished: {e.name} ({e.status})" for e in entries if not e.finished]
     lacking = [e.name for e in entries if e.finished and e not in usable]
-    notes += [f"left out, since they lack {down} or {across}: {', '.join(lacking)}"] if lacking else []
+    notes += [f"left out, without {down} or {across}: {', '.join(lacking)}"] if lacking else []
     if not usable:
         raise RunError(f"no finished run has both {down} and {across}; " + (notes or ["train some"])[0])
     cells: dict[tuple[Any, Any], list[Entry]] = {}
     for entry in usable:
         cells.setdefault((entry.setting(down), entry.setting(across)), []).append(entry)
     notes += _mixed(cells.values(), (down, across))
+    notes += [f"{value} of older runs is {DERIVED}" for value in values if any(value in e.derived for e in usable)]
     left, top = (sorted({pair[side] for pair in cells}, key=setting_order) for side in (0, 1))
     asked = [(value, column_of(entries, value)) for value in values]
     heads = tuple(
-        Column(f"{across}={_word(b)} {c.key}", _word(b) + (f" {c.head}" if len(asked) > 1 else ""), c.digits)
+        Column(f"{across}={_word(b)} {c.key}", _label(across, b) + (f" {c.head}" if asked[1:] else ""), c.digits)
         for b in top
         for _, c in asked
     )
     rows = tuple(
-        (_word(a), *(_mean([judged(e, value) for e in cells.get((a, b), [])]) for b in top for value, _ in asked))
+        (
+            _label(down, a),
+            *(_mean([judged(e, value) for e in cells.get((a, b), [])]) for b in top for value, _ in asked),
+        )
         for a in left
     )
     known = [c.head for value, c in asked if any(judged(e, value) is not None for e in usable)]
-    says = f"{down} down, {across} across; {', '.join(known)}"
+    says = f"rows: {down}, columns: {across}; {', '.join(known)}"
     several = any(len(group) > 1 for group in cells.values())
     notes = [says + ("; means, with the number of runs" if several else ""), *notes]
     return Table((Column(down, f"{down} \\ {across}"), *heads), rows, tuple(notes))
 
 
 def judged(entry: Entry, value: str) -> Cell:
-    """A value where runs are judged by it: of a model that has collapsed, that it has."""
+    """A value for a comparison; COLLAPSE for a collapsed model."""
     return COLLAPSE if entry.collapsed else value_of(entry, value)
 
 
@@ -356,7 +362,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _mixed(groups: Any, keys: tuple[str, str]) -> list[str]:
-    """A mean over runs that differ in more than the seed has to be said."""
+    """A note where means are over runs that differ in more than the seed."""
     chosen = {key if "." in key else f"defence.{key}" for key in keys} | {"train.seed", "data.root", "recipe"}
     differing: set[str] = set()
     for group in groups:
@@ -367,7 +373,7 @@ def _mixed(groups: Any, keys: tuple[str, str]) -> list[str]:
 
 
 def setting_order(value: Any) -> tuple[int, float, str]:
-    """Numbers by size, samplers as the papers list them, then other words."""
+    """The order of settings: numbers by size, samplers as in the papers, then other words."""
     if isinstance(value, int | float):
         return 0, float(value), ""
     words = list(LETTERS)
@@ -378,8 +384,14 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _label(setting: str, value: Any) -> str:
+    """A value of a setting as text; ε and α as N/255 where that is exact."""
+    lengths = setting.split(".")[-1] in ("eps", "alpha") and isinstance(value, int | float)
+    return pixel_fraction(value) if lengths else _word(value)
+
+
 def _mean(cells: Sequence[Cell]) -> Cell:
-    """The mean of what is a number; with none of those, a collapse where there was one."""
+    """The mean of the numbers; without any, COLLAPSE if a run collapsed."""
     known = [plain(cell) for cell in cells if cell is not None and not isinstance(cell, str)]
     if known:
         return Mean(sum(known) / len(known), len(known), len(cells))

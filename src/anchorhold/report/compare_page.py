@@ -1,16 +1,16 @@
-"""The page of a comparison: a table to sort, differences beyond the intervals, R@1 against ERS with print in grey."""
+"""The page of a comparison: a sortable table, significant differences, and R@1 against ERS with the papers in grey."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..rows import Row, rows
+from ..reproduce.comparison import row_of
+from ..reproduce.rows import Row, published_on
 from .charts import Axis, Point, Series, chart, key
-from .collect import Entry, dig
+from .collect import Entry, data_name
 from .compare import counts, runs_table, value_of
 from .page import cut, fixed, write_page
-from .printed import row_of
 from .tables import Cell, Column, Estimate, plain, used, written
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["write_compare_page"]
 
-_FEW = 8  # points that can be labelled without hiding one another
+_FEW = 8  # up to this many points are labelled; more labels would overlap
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A cell of the page: what is read, by what it is sorted, and the ends of its interval."""
+    """A cell of the page: its text, its value for sorting, and the ends of its interval."""
 
     text: str
     span: str
@@ -34,13 +34,13 @@ class Shown:
 
 
 def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = "", problems: Sequence[str] = ()) -> Path:
-    """Write runs and audits side by side to `out`; its path is returned."""
+    """Write a page that compares runs and audits to `out`; returns its path."""
     table = runs_table(entries)
     table = table.sorted_by(sort) if sort else table
     sides = used(table)
     lines = [[_cell(cells[at], column) for column, cells in sides] for at in range(len(table.rows))]
     words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
-    printed = _printed(entries)
+    published = published_on({data_name(entry) for entry in entries})
     return write_page(
         "compare.html",
         Path(out),
@@ -49,8 +49,8 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
         lines=lines,
         notes=table.notes,
         problems=problems,
-        scatter=_scatter(entries, printed),
-        printed=[(row, fixed(row.printed["R@1"]), fixed(row.printed["ERS"])) for row in printed],
+        scatter=_scatter(entries, published),
+        published=[(row, fixed(row.published["R@1"]), fixed(row.published["ERS"])) for row in published],
     )
 
 
@@ -67,18 +67,7 @@ def _cell(cell: Cell, column: Column) -> Shown:
 # ---------------------------------------------------------------- R@1 against ERS
 
 
-def _printed(entries: Sequence[Entry]) -> list[Row]:
-    """What print has on the data of these runs."""
-    names = {_data(entry) for entry in entries}
-    return [row for row in rows() if row.data in names and {"R@1", "ERS"} <= set(row.printed)]
-
-
-def _data(entry: Entry) -> str:
-    name = dig(entry.info, "data", "name") or dig(entry.audit, "data", "query", "name") or ""
-    return str(name).split("/")[0]
-
-
-def _scatter(entries: Sequence[Entry], printed: Sequence[Row]) -> "tuple[Markup, Markup, str] | None":
+def _scatter(entries: Sequence[Entry], published: Sequence[Row]) -> "tuple[Markup, Markup, str] | None":
     asked = "ers_published" if any(_score(e, "ers_published") for e in entries) else "ers_corrected"
     series = []
     for look, entry in enumerate(entries):
@@ -87,16 +76,16 @@ def _scatter(entries: Sequence[Entry], printed: Sequence[Row]) -> "tuple[Markup,
             continue
         r1 = plain(found)
         x_span, y_span = (_span(cell) for cell in (found, ers))
-        tip = f"{cut(entry.name)}: R@1 {r1:.1f}, ERS {ers.value:.1f}{_in_print(entry)}"
+        tip = f"{cut(entry.name)}: R@1 {r1:.1f}, ERS {ers.value:.1f}{_in_paper(entry)}"
         label = cut(entry.name, 22) if len(entries) <= _FEW else ""
         point = Point(r1, ers.value, tip, x_span, y_span, label)
         series.append(Series(cut(entry.name), [point], look, line=False, focus=True))
     if not series:
         return None
     grey = []
-    if printed and asked == "ers_published":
-        points = [_point(row) for row in printed]
-        grey = [Series("rows in print", points, 0, line=False, grey=True)]
+    if published and asked == "ers_published":
+        points = [_point(row) for row in published]
+        grey = [Series("published rows", points, 0, line=False, grey=True)]
     protocol = asked.removeprefix("ers_")
     axes = Axis("R@1 (%)", (0.0,)), Axis(f"ERS, {protocol}", (0.0,))
     about = f"R@1 against ERS: {'; '.join(each.points[0].tip for each in series)}"
@@ -104,8 +93,8 @@ def _scatter(entries: Sequence[Entry], printed: Sequence[Row]) -> "tuple[Markup,
 
 
 def _point(row: Row) -> Point:
-    r1, ers = row.printed["R@1"], row.printed["ERS"]
-    return Point(r1, ers, f"{row.id}, {row.method}: R@1 {r1:.1f}, ERS {ers:.1f} in print")
+    r1, ers = row.published["R@1"], row.published["ERS"]
+    return Point(r1, ers, f"{row.id}, {row.method}: R@1 {r1:.1f}, ERS {ers:.1f} in the paper")
 
 
 def _span(cell: Cell) -> tuple[float, float] | None:
@@ -119,9 +108,9 @@ def _score(entry: Entry, asked: str) -> Estimate | None:
     return found if isinstance(found, Estimate) else None
 
 
-def _in_print(entry: Entry) -> str:
-    """What the row that a run repeats has in print."""
+def _in_paper(entry: Entry) -> str:
+    """The numbers of the published row that a run repeats."""
     row = row_of(entry)
-    printed = {} if row is None else row.printed
-    known = [f"{name} {printed[name]:.1f}" for name in ("R@1", "ERS") if name in printed]
-    return f"; its row in print: {', '.join(known)}" if known else ""
+    numbers = {} if row is None else row.published
+    known = [f"{name} {numbers[name]:.1f}" for name in ("R@1", "ERS") if name in numbers]
+    return f"; the paper reports {', '.join(known)}" if known else ""

@@ -1,25 +1,26 @@
-"""How entangled the classes of each run are (002 table 5)."""
+"""Class entanglement of each run (Tian et al. 2024, table 5)."""
 
 from collections.abc import Sequence
 
 from ..errors import RunError
-from .collect import Entry, dig, number
+from ..runs.fields import dig, number
+from .collect import Entry
 from .tables import Column, Link, Table
 
 __all__ = ["entanglement"]
 
 
 def entanglement(entries: Sequence[Entry]) -> Table:
-    """Distances between and within classes and their ratio d_intra / d_inter (002 table 5), at the end of each run.
+    """Distances between and within classes and their ratio d_intra / d_inter, at the end of each run.
 
-    Made from the logged columns `inter_distance` and `intra_distance` where a run has them. Else from the mean
-    distance d̄ over all pairs of a clean batch (`mean_distance`) and the separability s = (d_inter − d_intra) / d̄:
-    nearly all pairs are of two classes, so d̄ stands for d_inter and d̄·(1 − s) for d_intra. With a share q of pairs
-    within a class (1 % on CUB, a fifth on digits) both are too small, by q·s·d̄, and where s ≥ 1 nothing can be told.
+    From the logged columns `inter_distance` and `intra_distance` where a run has them. Otherwise estimated from the
+    mean distance d̄ over all pairs of a clean batch (`mean_distance`) and the separability s = (d_inter − d_intra) / d̄.
+    Nearly all pairs are of two classes, so d_inter ≈ d̄ and d_intra ≈ d̄·(1 − s). With a share q of pairs within a class
+    (1 % on CUB, a fifth on digits) both are too small by q·s·d̄. Where s ≥ 1 there is no estimate.
     """
     runs = [entry for entry in entries if entry.info]
     if not runs:
-        raise RunError("entanglement is read from the logs of runs, and there are audits only; give run folders")
+        raise RunError("entanglement needs the logs of runs, and these are audits; give run folders")
     columns = (
         *(Column(key, head) for key, head in (("name", "run"), ("data", "data"))),
         *(Column(key, f"{key}-class", 3) for key in ("inter", "intra")),
@@ -48,5 +49,5 @@ def entanglement(entries: Sequence[Entry]) -> Table:
             )
         )
     notes = ["mean distances of clean training images after the last epoch"]
-    notes += [f"from d̄ and separability, too small where classes are few: {', '.join(guessed)}"] if guessed else []
+    notes += [f"estimated from d̄ and separability, too small for few classes: {', '.join(guessed)}"] if guessed else []
     return Table(columns, tuple(rows), tuple(notes))

@@ -1,6 +1,6 @@
-"""What attacks did to single lists: an audit's examples as cases, with their pictures as data URIs.
+"""The gallery of an audit's page: examples as cases, with pictures as data URIs.
 
-A picture is encoded once and referred to by number. Where there are many, all are shrunk until they fit.
+A picture is encoded once and referenced by number. If there are many, all are shrunk to fit.
 """
 
 import base64
@@ -11,23 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
+import safetensors.numpy
 
-from ..auditing.shown import AIMED, SHOWN, Pictures, load_pictures
 from ..errors import RunError
-from .collect import dig
+from ..runs.fields import dig
+from .pictures import AIMED, SHOWN, Array, Pictures, load_pictures
 
 __all__ = ["Case", "Gallery", "Neighbour", "gallery_of"]
 
-MOST = 3_500_000  # bytes of all pictures: the page has to stay under 5 MB
+MOST = 3_500_000  # bytes of all pictures: the page must stay under 5 MB
 _LARGE, _SMALL = 144, 96  # sides of a query and of a neighbour, pixels
 _SCALES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3)
-_TRIED = 40  # of them are encoded to see whether all will fit
-_TINY = 32  # smaller images are kept bit by bit
-_ORDER = ("ES", "LTM", "GTM", "GTT", "nearest", "margin", "TMA", "QA+", "QA-", "CA+", "CA-")  # plainest first
+_TRIED = 40  # pictures encoded to estimate the total size
+_TINY = 32  # images up to this size are stored without loss
+_ORDER = ("ES", "LTM", "GTM", "GTT", "nearest", "margin", "TMA", "QA+", "QA-", "CA+", "CA-")  # simplest first
+_AXES = (("ids", 1), ("asked", 1), ("before", 2), ("after", 2), ("clean", 4), ("perturbed", 4))
 _WHEN = ("worst", "median", "best")
 _RIGHT_OR_WRONG = ("ES:R", "LTM", "GTM", "nearest", "margin")
 _KEPT_OR_LOST = ("GTT", "GTT@1", "untargeted", "targeted")
@@ -35,7 +35,7 @@ _KEPT_OR_LOST = ("GTT", "GTT@1", "untargeted", "targeted")
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of the page, by its number."""
+    """An image of the page, by number."""
 
     number: int
     width: int
@@ -44,25 +44,25 @@ class Picture:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """One place of a list; `other` is the item's rank in the other list, None where it is beyond what was kept."""
+    """One item of a list; `other` is its rank in the other list, None where it is not in the stored part."""
 
     rank: int
     picture: Picture | None
     name: str
-    right: bool | None  # of the query's class; None where classes are not known
+    right: bool | None  # of the query's class; None where classes are unknown
     other: int | None
     attacked: bool  # whether it is the perturbed candidate itself
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sample, what was done to it, and one list before and after."""
+    """A sample, its perturbation, and one list before and after."""
 
     attack: str
     protocols: str
     held: str  # worst, median or best
     candidate: bool  # whether a gallery item was perturbed
-    name: str  # the class of the query whose lists these are
+    name: str  # the class of the query of the lists
     query: Picture | None
     sample_name: str
     clean: Picture
@@ -72,7 +72,7 @@ class Case:
     target_name: str
     before: list[Neighbour]
     after: list[Neighbour]
-    kept: int  # how long the lists are of which ranks are known
+    kept: int  # length of the stored lists
     measures: list[tuple[str, str, str]]  # name, before, after
 
 
@@ -83,7 +83,7 @@ class Gallery:
     cases: list[Case] = field(default_factory=list)
     uris: list[tuple[str, int, int]] = field(default_factory=list)
     factor: int = 1  # by which perturbations are amplified
-    named: bool = True  # whether classes and neighbours are known
+    named: bool = True  # whether names and pictures of neighbours are stored
 
     @property
     def attacks(self) -> list[str]:
@@ -95,7 +95,7 @@ class Gallery:
 
 
 def gallery_of(folder: Path, audit: Mapping[str, Any]) -> Gallery:
-    """The examples of an audit, worst, median and best of every attack; without files there are none."""
+    """The worst, median and best example of every attack; empty without files."""
     if not (folder / "examples.safetensors").is_file():
         return Gallery()
     examples, samples = (_tensors(folder / f"{name}.safetensors") for name in ("examples", "samples"))
@@ -116,32 +116,33 @@ def _place(run: Mapping[str, Any]) -> tuple[int, bool]:
     return _ORDER.index(attack) if attack in _ORDER else len(_ORDER), "corrected" not in run["label"]
 
 
-def _tensors(path: Path) -> dict[str, Tensor]:
+def _tensors(path: Path) -> dict[str, Array]:
     try:
-        return dict(safetensors.torch.load_file(path)) if path.is_file() else {}
+        return dict(safetensors.numpy.load_file(path)) if path.is_file() else {}
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"cannot read {path}: {error}; audit anew, or remove it for a page without pictures") from None
+        raise RunError(f"cannot read {path}: {error}; audit again, or delete it for a page without pictures") from None
 
 
 def _cases(
     run: Mapping[str, Any],
-    examples: Mapping[str, Tensor],
-    samples: Mapping[str, Tensor],
+    examples: Mapping[str, Array],
+    samples: Mapping[str, Array],
     pictures: Pictures,
     album: "_Album",
 ) -> list[Case]:
     label, attack = run["label"], run["attack"]
-    found = {name: examples[f"{label}/{name}"] for name in ("ids", "asked", "before", "after", "clean", "perturbed")}
-    side = run.get("side") or ("gallery" if attack in ("CA+", "CA-") else "query")  # older audits do not say it
+    found = {name: examples[f"{label}/{name}"] for name, _ in _AXES}
+    _check(found)
+    side = run.get("side") or ("gallery" if attack in ("CA+", "CA-") else "query")  # older audits lack this field
     protocols = list(run.get("goals") or {}) or ["corrected"]
     classes = {name: pictures.classes.get(name, {}) for name in ("query", "gallery")}
     images = {name: pictures.images.get(name, {}) for name in ("query", "gallery")}
-    rows = {sample: row for row, sample in enumerate(samples.get(f"{label}/ids", torch.empty(0)).tolist())}
+    rows = {sample: row for row, sample in enumerate(samples.get(f"{label}/ids", np.empty(0)).tolist())}
     cases = []
     seen: set[int] = set()
     for place, when in enumerate(_WHEN[: len(found["ids"])]):
         sample, asked = int(found["ids"][place]), int(found["asked"][place])
-        if sample in seen:  # with one or two samples the three are the same
+        if sample in seen:  # with one or two samples, examples coincide
             continue
         seen.add(sample)
         lists = {name: found[name][place].tolist() for name in ("before", "after")}
@@ -186,22 +187,40 @@ def _cases(
     return cases
 
 
-def _target(targets: Tensor | None, row: int | None) -> int | None:
-    if targets is None or row is None:
+def _check(found: Mapping[str, Array]) -> None:
+    """Refuse inconsistent examples: files may be damaged."""
+    count = len(found["ids"]) if found["ids"].ndim else -1
+    odd = [name for name, axes in _AXES if found[name].ndim != axes or len(found[name]) != count]
+    odd += [name for name in ("clean", "perturbed") if name not in odd and count and not _is_picture(found[name][0])]
+    if odd or found["clean"].shape != found["perturbed"].shape:
+        raise RunError(
+            f"examples.safetensors is damaged ({', '.join(odd) or 'clean and perturbed differ'}); audit again"
+        )
+
+
+def _is_picture(image: Array) -> bool:
+    return image.ndim == 3 and image.dtype == np.uint8 and image.shape[2] in (1, 3) and bool(image.size)
+
+
+def _target(targets: Array | None, row: int | None) -> int | None:
+    if targets is None or row is None or row >= len(targets) or not targets[row].size:
         return None
     first = int(targets[row].flatten()[0])
     return None if first < 0 else first
 
 
-def _measures(attack: str, protocol: str, samples: Mapping[str, Tensor], row: int | None) -> list[tuple[str, str, str]]:
-    """What was measured on the sample before and after, in words where it is right or wrong."""
+def _measures(attack: str, protocol: str, samples: Mapping[str, Array], row: int | None) -> list[tuple[str, str, str]]:
+    """The measures of the sample before and after, as words where they are right or wrong."""
     told = []
     for key in samples:
         name = key.removeprefix(f"{protocol}/")
         first = samples.get(f"{key}/initial")
         if row is None or first is None or name == key or name.replace("@", ":").split(":")[0] != attack:
             continue
-        before, after = float(first[row]), float(samples[key][row])
+        last = samples[key]
+        if not (first.ndim == last.ndim == 1 and row < len(first) == len(last)) or np.iscomplexobj(first + last):
+            continue  # damaged
+        before, after = float(first[row]), float(last[row])
         if name in _RIGHT_OR_WRONG:
             words = ("right", "wrong")[before < 0.5], ("right", "wrong")[after < 0.5]
         elif name in _KEPT_OR_LOST:
@@ -215,33 +234,33 @@ def _measures(attack: str, protocol: str, samples: Mapping[str, Tensor], row: in
 
 
 class _Album:
-    """Pictures as they come; the same one twice is one."""
+    """Collects pictures; equal ones are stored once."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
         self.numbers: dict[bytes, int] = {}
-        self.images: list[tuple[Tensor, int, bool]] = []
+        self.images: list[tuple[Array, int, bool]] = []
 
-    def small(self, image: Tensor | None) -> Picture | None:
-        return None if image is None else self._add(image, _SMALL)
+    def small(self, image: Array | None) -> Picture | None:
+        return None if image is None or not _is_picture(image) else self._add(image, _SMALL)
 
-    def large(self, image: Tensor) -> Picture:
+    def large(self, image: Array) -> Picture:
         return self._add(image, _LARGE)
 
-    def noise(self, clean: Tensor, perturbed: Tensor) -> Picture:
+    def noise(self, clean: Array, perturbed: Array) -> Picture:
         """The perturbation, amplified around grey."""
-        grown = 128 + self.factor * (perturbed.int() - clean.int())
-        return self._add(grown.clamp(0, 255).to(torch.uint8), _LARGE, rough=True)
+        grown = 128 + self.factor * (perturbed.astype(np.int32) - clean.astype(np.int32))
+        return self._add(grown.clip(0, 255).astype(np.uint8), _LARGE, rough=True)
 
-    def _add(self, image: Tensor, side: int, rough: bool = False) -> Picture:
-        known = json.dumps([side, rough, *image.shape]).encode() + image.contiguous().numpy().tobytes()
+    def _add(self, image: Array, side: int, rough: bool = False) -> Picture:
+        known = json.dumps([side, rough, *image.shape]).encode() + image.tobytes()
         number = self.numbers.setdefault(known, len(self.images))
         if number == len(self.images):
             self.images.append((image, side, rough))
         return Picture(number, image.shape[1], image.shape[0])
 
     def encoded(self) -> list[tuple[str, int, int]]:
-        """All as data URIs, as large as there is room for."""
+        """All as data URIs, as large as the limit allows."""
         some = self.images[:: max(1, len(self.images) // _TRIED)]
         made: list[str] = []
         for scale in _SCALES:
@@ -254,18 +273,17 @@ class _Album:
         return [(uri, image.shape[1], image.shape[0]) for uri, (image, _, _) in zip(made, self.images)]
 
 
-def _uri(image: Tensor, side: int, rough: bool, scale: float) -> str:
+def _uri(image: Array, side: int, rough: bool, scale: float) -> str:
     from PIL import Image, features
 
-    pixels = image.numpy()
-    picture = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    picture = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
     out = io.BytesIO()
     if max(picture.size) <= _TINY:
         picture.save(out, "PNG", optimize=True)
         return _data("png", out)
     wide = min(1.0, side * scale / max(picture.size))
     size = max(1, round(picture.width * wide)), max(1, round(picture.height * wide))
-    # A mean over pixels would make a perturbation vanish that changes its sign from one to the next.
+    # Averaging pixels would cancel a perturbation that alternates in sign.
     picture = picture.convert("RGB").resize(size, Image.Resampling.NEAREST if rough else Image.Resampling.LANCZOS)
     quality = round((45 if rough else 72) * (0.6 + 0.4 * scale))
     kind = "webp" if features.check("webp") else "jpeg"

@@ -1,4 +1,4 @@
-"""What a run's defence is called in the papers' tables."""
+"""The papers' names for defences."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ LETTERS = {"random": "R", "semihard": "M", "softhard": "S", "distance": "D", "ha
 
 
 def method_of(defence: Mapping[str, Any]) -> str:
-    """The name of a defence with its settings (the `defence` section of run.json), as tables print it.
+    """The papers' name of a defence with its settings (the `defence` section of run.json).
 
     >>> method_of({"name": "hardness", "source": "softhard", "destination": "lga", "ics": 0.5})
     'HM[S, LGA]&ICS'
@@ -26,7 +26,7 @@ def method_of(defence: Mapping[str, Any]) -> str:
         goal = _letter(defence.get("destination")) + (f"+{defence['rise']:g}" if defence.get("rise") else "")
         inside = [_letter(defence.get("source")), f"g_B({goal})" if defence.get("boost") else goal]
     else:
-        loss = str(defence.get("loss", "triplet"))  # that one goes without saying
+        loss = str(defence.get("loss", "triplet"))  # the default is not shown
         inside = [_letter(defence.get("sampler")), "" if loss == "triplet" else loss]
     words = ", ".join(word for word in inside if word)
     which = {"turns": " in turns", "candidates": " of candidates", "anchors": " of anchors"}
@@ -35,7 +35,7 @@ def method_of(defence: Mapping[str, Any]) -> str:
 
 
 def _tride(defence: Mapping[str, Any]) -> str:
-    """CA-TRIDE, CA-CAP, CA-ANP (002 table 3), without the top-rank pair (table 4), or without collapse awareness."""
+    """CA-TRIDE, CA-CAP, CA-ANP (Tian et al. 2024, table 3), without the top-rank pair (table 4), or naive."""
     phases = str(defence.get("phases", "both"))
     what = "TRIDE" if phases == "both" else phases.upper()
     code = " (code)" if defence.get("form") == "code" else ""

@@ -1,7 +1,6 @@
-"""How a page is made: a template, one style sheet and one script become a single file that asks for nothing else.
+"""Pages: a template, one style sheet and one script become a single file without external resources.
 
-Autoescape is always on, so a name is text wherever it stands. The content policy forbids every request, and every
-script but ours.
+Autoescape is always on, so names are never markup. The content policy forbids all requests and foreign scripts.
 """
 
 import base64
@@ -12,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__
-from ..record import atomic
+from ..runs.writing import atomic
+from ..version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -23,7 +22,7 @@ __all__ = ["cut", "fixed", "place", "write_page"]
 
 
 def write_page(template: str, out: Path, **values: Any) -> Path:
-    """Fill a template of `templates/` and write it whole or not at all; its path is returned."""
+    """Fill a template of `templates/` and write it atomically; returns its path."""
     environment = _environment()
     script, style = (_text(name) for name in ("page.js", "style.css"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -31,7 +30,7 @@ def write_page(template: str, out: Path, **values: Any) -> Path:
     common = {"script": script, "style": style, "digest": digest, "made": made, "version": __version__}
     text = environment.get_template(template).render(**common, **values)
     with atomic(out) as temporary:
-        # A file name that is no Unicode comes with lone surrogates, which no page can hold.
+        # File names that are not Unicode contain lone surrogates, which UTF-8 cannot encode.
         temporary.write_bytes(text.encode("utf-8", errors="replace"))
     return out
 
@@ -53,7 +52,7 @@ def _environment() -> "Environment":
 
 
 def _breakable(text: str) -> "Markup":
-    """A name that may be broken after an underscore, where names of classes have their spaces."""
+    """A name with possible line breaks after underscores, which class names use for spaces."""
     from markupsafe import Markup, escape
 
     return Markup("_<wbr>").join(escape(part) for part in text.split("_"))
@@ -65,14 +64,14 @@ def _text(name: str) -> str:
 
 
 def place(folder: Path) -> str:
-    """Where a folder lies, for a command that a reader may repeat; a page is mailed, so nothing above it is told."""
+    """The path of a folder for a command; relative or its name alone, since pages are shared."""
     whole = folder.resolve()
     here = Path.cwd()
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else whole.name
 
 
 def fixed(value: float | None, digits: int = 1) -> str:
-    """A number with so many digits, a dash where there is none.
+    """A number with `digits` decimals, or a dash for None.
 
     >>> fixed(-0.04), fixed(None)
     ('0.0', '–')

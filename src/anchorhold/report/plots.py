@@ -1,79 +1,95 @@
-"""Several runs in one figure: what was logged by epoch, or scores against a setting.
+"""Several runs in one figure: logged columns by epoch, or scores against a setting.
 
-matplotlib is an extra and is imported inside the functions. Every run has a colour of its own that people with any
-colour vision can tell apart (Okabe and Ito's) and a line style of its own; a star is a collapse, as in 002 figure 4.
+Every run has its own colour and line style (`marks`); a star marks a collapse.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import AnchorholdError, RunError
-from ..record import atomic
-from ..settings import check, nearest
-from .collect import Entry, number
+from ..errors import RunError, check, nearest
+from ..runs.fields import number
+from .collect import Entry
 from .compare import COLLAPSE, check_setting, column_of, judged, setting_order, value_of
-from .tables import Estimate, called, one_line, plain, shortened
+from .figures import new_figure, plain_text, save_figure, writable
+from .marks import LINE_STYLES, MARKERS, PALETTE, in_turn
+from .shifts import PHASES
+from .tables import Estimate, called, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["PLOTS", "plot_against", "plot_epochs"]
 
-SCATTERED = ("rows", "cost")  # what `scatter` draws
+SCATTERED = ("rows", "cost")  # figures of `scatter`
 PLOTS: dict[str, dict[str, str]] = {
     "curves": {"loss": "training loss", "r1": "R@1 (%)"},
     "collapse": {"separability": "separability", "mean_distance": "mean distance d̄", "collapseness": "collapseness C"},
-    "shift": {"shift": "mean shift / d̄", "shift_overall": "overall shift / d̄"},
+    "shift": {
+        "shift_perturbed": "mean shift / d̄, perturbed",
+        "shift_overall_perturbed": "overall shift / d̄, perturbed",
+        "shift_all": "mean shift / d̄, all triplets",
+    },
     "hardness": {"hardness_before": "hardness H, clean", "hardness_after": "hardness H, perturbed"},
     "active": {"active_first": "share active, first step", "active_last": "share active, last step"},
 }
-"""Figures by name: columns of metrics.jsonl, and what stands at their axes. collapse and shift are 002's 4 and 5."""
+"""Figures by name: columns of metrics.jsonl with their axis labels. collapse and shift are CA-TRIDE's figures 4 and 5.
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLES = ("-", "--", "-.", ":")
-_MARKERS = "osD^vPX"
-_HIGH = 3.2  # inches, the legend apart
-_DPI = 160
-_FORMATS = (".png", ".pdf", ".svg")
+Shifts are drawn by phase, as there: CAP and ANP of a CA-TRIDE run are two lines.
+"""
+
 _STAR: dict[str, Any] = {"marker": "*", "markersize": 13, "markeredgecolor": "black", "markeredgewidth": 0.6}
 
 
 def plot_epochs(entries: Sequence[Entry], what: str, out: str | Path) -> Path:
-    """Draw what was logged in every epoch: a figure of `PLOTS`, or columns of metrics.jsonl by their names."""
-    out = _checked(out)
+    """Draw logged columns by epoch: a figure of `PLOTS`, or columns of metrics.jsonl by name."""
+    out = writable(out)
     entries = [entry for entry in entries if entry.rows]
     if not entries:
         raise RunError("no run here has finished an epoch, so there is nothing to draw")
     panels = _panels(entries, what)
-    figure, axes = _figure(len(panels))
+    figure, axes = new_figure(len(panels))
+    lines = [(entry, phase) for entry in entries for phase in _phases(entry, panels)]
     for axis, (column, label) in zip(axes, panels.items()):
-        curves = [_curve(entry, column) for entry in entries]
-        marked = max(map(len, curves)) <= 20  # more of them would hide the lines
-        for place, (entry, points) in enumerate(zip(entries, curves)):
+        curves = [_curve(entry, column, phase) for entry, phase in lines]
+        marked = max(map(len, curves)) <= 20  # more marks would hide the lines
+        for place, ((entry, _), points) in enumerate(zip(lines, curves)):
             if not points:
                 continue
-            axis.plot(*zip(*points), **_look(place), marker=_marker(place) if marked else "")
+            axis.plot(*zip(*points), **_look(place), marker=in_turn(MARKERS, place) if marked else "")
             if entry.collapsed:
                 axis.plot(*points[-1], color=_look(place)["color"], **_STAR)
         axis.set(xlabel="epoch", ylabel=label, xlim=(0, 1.03 * max(entry.epoch or 1 for entry in entries)))
-    names = [(_look(place), entry.name) for place, entry in enumerate(entries)]
-    return _save(figure, axes, names + _explained(entries), out)
+    names = [(_look(place), _called(entry, phase, panels)) for place, (entry, phase) in enumerate(lines)]
+    return save_figure(figure, axes, names + _explained(entries), out)
 
 
-def _curve(entry: Entry, column: str) -> list[tuple[float, float]]:
+def _phases(entry: Entry, panels: Collection[str]) -> list[str]:
+    """The phases that a run logs separately, for figures of shifts only; otherwise "", the whole run."""
+    logged = {name for row in entry.rows for name in row}
+    found = [phase for phase in PHASES if all(f"{column}_{phase}" in logged for column in panels)]
+    return found if found and all(column.startswith("shift_") for column in panels) else [""]
+
+
+def _called(entry: Entry, phase: str, panels: Collection[str]) -> str:
+    """A line's name: its run, its phase, and whether its values are derived."""
+    derived = " (perturbed: derived)" if entry.derived.intersection(panels) else ""
+    return f"{entry.name} {phase.upper()}".rstrip() + derived
+
+
+def _curve(entry: Entry, column: str, phase: str) -> list[tuple[float, float]]:
+    column = f"{column}_{phase}" if phase else column
     points = ((number(row.get("epoch")), number(row.get(column))) for row in entry.rows)
     return [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
 
 
 def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: str = "") -> Path:
-    """Draw R@1 and ERS against a setting (002 figures 6 and 7, 000 figure 4), a line for each value of `series`.
+    """Draw R@1 and ERS against a setting (Tian et al. 2024, figures 6 and 7), a line for each value of `series`.
 
-    The axis is of numbers where all values are, else of names. Runs that share a place are averaged, and a bar goes
-    from the least to the greatest of them; a single one has its interval instead.
+    The axis is numeric if all values are numbers, otherwise categorical. Runs with equal settings are averaged, and a
+    bar spans their minimum and maximum. A single run has its interval instead.
     """
-    out = _checked(out)
+    out = writable(out)
     for setting in filter(None, (key, series)):
         check_setting(entries, setting)
     entries = [entry for entry in entries if entry.finished and entry.setting(key) is not None]
@@ -85,7 +101,7 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
     groups = sorted({entry.setting(series) for entry in entries} if series else {None}, key=setting_order)
     asked = ["r1", "ers_published", "ers_corrected"]
     asked = asked[:1] + [value for value in asked[1:] if any(value_of(e, value) is not None for e in entries)]
-    figure, axes = _figure(len(asked))
+    figure, axes = new_figure(len(asked))
     for axis, value in zip(axes, asked):
         for place, group in enumerate(groups):
             own = [entry for entry in entries if not series or entry.setting(series) == group]
@@ -97,7 +113,7 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
             axis.margins(x=0.1)
     labels = [f"{series} = {label}" for label in _labels(groups)] if series else []
     names = [(_look(place), label) for place, label in enumerate(labels)]
-    return _save(figure, axes, names + _explained(entries), out)
+    return save_figure(figure, axes, names + _explained(entries), out)
 
 
 def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, places: dict[Any, Any], place: int) -> None:
@@ -120,23 +136,7 @@ def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, place
         middles.append((x, middle))
     if middles:
         between = {} if key != "recipe" else {"linestyle": "none"}  # methods have no order
-        axis.plot(*zip(*middles), marker=_marker(place), **{**look, **between})
-
-
-# The look ---------------------------------------------------------------------------------------------------
-
-
-def _checked(out: str | Path) -> Path:
-    """Before anything is read or drawn: a name that can be written, and something to draw with."""
-    out = Path(out)
-    check(out.suffix.lower() in _FORMATS, f"--out {out}: give a file that ends in {', '.join(_FORMATS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise AnchorholdError(
-            "plots need matplotlib, which is not installed: pip install 'anchorhold[plots]'"
-        ) from None
-    return out
+        axis.plot(*zip(*middles), marker=in_turn(MARKERS, place), **{**look, **between})
 
 
 def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
@@ -147,7 +147,7 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
     for name in names:
         check(
             name in PLOTS or name in logged,
-            f"nothing to draw is called {name!r}; {nearest(name, {*PLOTS, *SCATTERED, *logged})}",
+            f"no plot or column {name!r}; {nearest(name, {*PLOTS, *SCATTERED, *logged})}",
         )
     panels: dict[str, str] = {}
     for name in names:
@@ -155,79 +155,25 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
     kept = {column: label for column, label in panels.items() if column in logged}
     if not kept:
         raise RunError(
-            f"no run here has logged {', '.join(panels) or 'anything'}; train anew, or choose another --what"
+            f"no run here has logged {', '.join(panels) or 'anything'}; train again, or choose another --what"
         )
     return kept
 
 
-def _figure(panels: int, wide: float = 4.2, high: float = _HIGH) -> tuple["Figure", list["Axes"]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    # Without pyplot: nothing global is touched, and no display is needed.
-    figure = Figure(figsize=(wide * panels, high), layout=ConstrainedLayoutEngine(w_pad=0.12))
-    FigureCanvasAgg(figure)
-    axes = [figure.add_subplot(1, panels, place + 1) for place in range(panels)]
-    for axis in axes:
-        axis.grid(color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
 def _look(place: int) -> dict[str, Any]:
-    """Colour and line style: 28 runs until both come again."""
-    style = _STYLES[place % len(_STYLES)]
-    return {"color": _COLOURS[place % len(_COLOURS)], "linestyle": style, "linewidth": 1.7, "markersize": 4.5}
+    """Colour and line style; combinations repeat after 28 runs."""
+    style = in_turn(LINE_STYLES, place)
+    return {"color": in_turn(PALETTE, place), "linestyle": style, "linewidth": 1.7, "markersize": 4.5}
 
 
 def _explained(entries: Sequence[Entry]) -> list[tuple[dict[str, Any], str]]:
-    """The star, in the legend of a figure that has one."""
+    """The star for the legend, if a run collapsed."""
     star = {"color": "white", "linestyle": "", **_STAR}
     return [(star, COLLAPSE)] if any(entry.collapsed for entry in entries) else []
 
 
-def _marker(place: int) -> str:
-    return _MARKERS[place % len(_MARKERS)]
-
-
 def _labels(values: Sequence[Any]) -> list[str]:
-    """Values at an axis; paths by what the files are called, if that tells them apart."""
+    """Labels of values at an axis; paths are shortened to file names if these are unique."""
     words = [f"{value:g}" if isinstance(value, float) else str(value) or "none" for value in values]
     short = [called(word) if "/" in word else word for word in words]
-    return [_drawn(word, 28) for word in (short if len(set(short)) == len(words) else words)]
-
-
-def _drawn(text: str, width: int = 40) -> str:
-    """Text on one line, with no $ that would begin a formula."""
-    return shortened(one_line(text), width).replace("$", r"\$")
-
-
-def _save(
-    figure: "Figure",
-    axes: list["Axes"],
-    names: Sequence[tuple[dict[str, Any], str]],
-    out: Path,
-    last: Callable[[], None] | None = None,
-    about: str = "",
-) -> Path:
-    """Add the legend and write the figure; `last` is called when everything has its place, a PNG says its `about`."""
-    from matplotlib.lines import Line2D
-
-    if names:
-        lines = [Line2D([], [], **look) for look, _ in names]
-        labels = [_drawn(name) for _, name in names]
-        room = 13 * figure.get_figwidth()  # letters
-        columns = max(1, min(len(labels), int(room / (8 + max(map(len, labels))))))
-        figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(labels) // columns))
-        figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
-    if last is not None:
-        figure.set_dpi(_DPI)  # letters are measured as they will be drawn
-        figure.draw_without_rendering()
-        last()
-    with atomic(out) as temporary:
-        form = out.suffix[1:].lower()
-        said = {"Description": about} if about and form == "png" else None
-        figure.savefig(temporary, dpi=_DPI, format=form, metadata=said)
-    return out
+    return [plain_text(word, 28) for word in (short if len(set(short)) == len(words) else words)]

@@ -1,28 +1,28 @@
-"""What each protocol says of a run, column by column, and how far one overstates another.
+"""The results of each protocol, column by column, and how much one overstates another.
 
-Published overstates what corrected finds, and the standard audit (corrected) what the strong one finds. A difference
-is always of one audit, so over the same images.
+The published protocol overstates the corrected one, and the standard audit (corrected) the strong one. Differences are
+always within one audit, over the same images.
 """
 
 from collections.abc import Iterator, Sequence
 
-from ..auditing.outcomes import NOT_PERCENT
+from ..columns import ERS_COLUMNS, NOT_PERCENT
 from ..errors import RunError
-from ..scores import ERS_COLUMNS
-from .collect import Entry, dig, number
+from ..runs.fields import dig, number
+from .collect import Entry
 from .compare import COLLAPSE, method_cell, score_in
 from .tables import Cell, Column, Estimate, Link, Table
 
 __all__ = ["columns_table", "strong_table"]
 
-_NEXT = {"published": "corrected", "corrected": "strong"}  # what is asked after it
+_NEXT = {"published": "corrected", "corrected": "strong"}  # the stricter protocol that it is compared with
 
 
 def columns_table(entries: Sequence[Entry]) -> Table:
-    """A line for each run and protocol: the ten columns, ERS, ARS, and by how much ERS overstates the next protocol."""
+    """One line per run and protocol: the ten columns, ERS, ARS, and how much ERS overstates the next protocol."""
     audited = [entry for entry in entries if entry.audit]
     if not audited:
-        raise RunError("nothing here has been audited: `anchorhold audit RUN --data DATA` does that")
+        raise RunError("no audits here: make one with `anchorhold audit RUN --data DATA`")
     columns = (
         Column("name", "run"),
         Column("protocol", "protocol"),
@@ -46,20 +46,20 @@ def columns_table(entries: Sequence[Entry]) -> Table:
         for audit, protocol in _said(entry)
     ]
     notes = (
-        "all in % but TMA, a cosine, and ES:D, a distance; [95 % intervals over queries]; ARS of published is from "
-        "print's constants, else from measured initial values",
-        "overstated: ERS published less ERS corrected"
-        + (", ERS corrected less ERS strong" if any(line[1] == "strong" for line in lines) else "")
+        "in %, but TMA is a cosine and ES:D a distance; [95 % intervals over queries]; ARS of the published protocol "
+        "uses the published constants, the others measured initial values",
+        "overstated by: ERS published minus ERS corrected"
+        + (", ERS corrected minus ERS strong" if any(line[1] == "strong" for line in lines) else "")
         + ", in points, over the same images",
     )
     return Table(columns, tuple(lines), notes)
 
 
 def strong_table(entries: Sequence[Entry]) -> Table:
-    """Standard against strong: ERS and ARS of the corrected protocol beside those of the ensemble of attacks."""
+    """Standard and strong: ERS and ARS of the corrected protocol, and of the ensemble of attacks."""
     found = [(entry, entry.strongest) for entry in entries if entry.strongest]
     if not found:
-        raise RunError("there is no strong audit here: `anchorhold audit RUN --data DATA --strength strong` makes one")
+        raise RunError("no strong audit here: make one with `anchorhold audit RUN --data DATA --strength strong`")
     columns = (
         Column("name", "run"),
         Column("method", "method"),
@@ -90,12 +90,12 @@ def strong_table(entries: Sequence[Entry]) -> Table:
         for entry, audit in found
         if audit is not None
     ]
-    notes = ("standard is the corrected protocol, strong the worst that any attack of the ensemble found",)
+    notes = ("standard: the corrected protocol; strong: the worst result of an ensemble of attacks",)
     return Table(columns, tuple(lines), notes)
 
 
 def _said(entry: Entry) -> Iterator[tuple[Entry, str]]:
-    """Every protocol of the audit, and of a strong one beside it what it is compared with."""
+    """Every protocol of the audit, and corrected and strong of a separate strong audit."""
     yield from ((entry, str(name)) for name in dig(entry.audit, "protocols") or {})
     if entry.strong is not None:
         yield from ((entry.strong, name) for name in ("corrected", "strong"))
@@ -117,11 +117,11 @@ def _column(audit: Entry, protocol: str, name: str) -> Cell:
 
 
 def _scored(entry: Entry, audit: Entry, protocol: str, key: str) -> Cell:
-    """A score of an audit; of a run that has collapsed, that it has."""
+    """A score of an audit; COLLAPSE for a collapsed run."""
     return COLLAPSE if entry.collapsed else score_in(audit.audit, protocol, key)
 
 
 def _above(audit: Entry, protocol: str, key: str) -> float | None:
-    """By how many points a protocol says more than the next one."""
+    """By how many points a protocol overstates the next one."""
     here, there = (score_in(audit.audit, each, key) for each in (protocol, _NEXT.get(protocol, "")))
     return None if here is None or there is None else here.value - there.value

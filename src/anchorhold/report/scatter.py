@@ -1,8 +1,8 @@
-"""Runs as points with print behind them in grey: R@1 against ERS, and ERS against the cost of training.
+"""Runs as points, with published rows in grey: R@1 against ERS, and ERS against the cost of training.
 
-A filled mark is the published protocol, a hollow one under it the corrected, a cross the strong audit. Print's cost is
-η + 1 gradients of the network a step; ours is counted in image-steps as well, since triplets leave the ascent early.
-A run that starts from the weights of another has cost what that one did, too.
+A filled mark is the published protocol, a hollow one under it the corrected, a cross the strong audit. The papers count
+cost as η + 1 gradients per step. Ours is also counted in image-steps, since finished triplets are dropped. The cost
+of a run includes that of the run it starts from.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import RunError
-from ..model.weights import EXPORT
-from ..rows import Row, rows
-from ..settings import check
-from .collect import Entry, dig, number
+from ..errors import RunError, check
+from ..reproduce.comparison import row_of
+from ..reproduce.rows import Row, published_on
+from ..runs.fields import dig, number
+from ..runs.folder import EXPORT
+from .collect import Entry, data_name
 from .compare import counts, judged
-from .plots import _COLOURS, _DPI, SCATTERED, _checked, _drawn, _figure, _marker, _save
-from .printed import row_of
+from .figures import DPI, new_figure, plain_text, save_figure, writable
+from .marks import MARKERS, PALETTE, in_turn, overlap
+from .plots import SCATTERED
 from .tables import Estimate, plain
 
 if TYPE_CHECKING:
@@ -32,50 +34,50 @@ _PROTOCOLS = ("published", "corrected", "strong")
 _GREY, _DARK = "#b5b5b5", "#444444"
 _LETTER = 7.5  # points
 _MARK = 6.0
-_COLLAPSED = 10.0  # R@1 of print below which a model has collapsed, so that its ERS says nothing
-_APART = 0.1  # between runs of one η, in doublings
-_FAR = 16.0  # points beyond which a label needs a line to its mark
+_COLLAPSED = 10.0  # published R@1 below which a model has collapsed, so that its ERS means nothing
+_APART = 0.1  # horizontal distance between runs of one η, in powers of 2
+_FAR = 16.0  # a label farther away than this gets a line to its mark
 
 
 @dataclass(frozen=True, eq=False)
 class _Shown:
-    """A run that has a score."""
+    """A run with a score."""
 
     name: str
     r1: float
     ers: dict[str, float]  # by protocol
     steps: float
-    image_steps: float | None  # with those of the runs it goes back to; None where they are not known
+    image_steps: float | None  # including those of the runs it started from; None where unknown
     row: Row | None
     place: int
 
 
 def plot_rows(entries: Sequence[Entry], out: str | Path) -> Path:
-    """Draw R@1 against ERS, a dotted line from each run to the row of print that it repeats."""
-    out = _checked(out)
+    """Draw R@1 against ERS, with a dotted line from each run to the published row that it repeats."""
+    out = writable(out)
     shown, data = _shown(entries)
-    printed = _printed(data)
-    figure, (axis,) = _figure(1, 7.2, 4.9)
-    grey = _draw_print(axis, printed, lambda row: row.printed["R@1"])
+    published = _published(data)
+    figure, (axis,) = new_figure(1, 7.2, 4.9)
+    grey = _draw_published(axis, published, lambda row: row.published["R@1"])
     for run in shown:
-        if run.row and "published" in run.ers and {"R@1", "ERS"} <= {*run.row.printed}:
-            ends = (run.r1, run.row.printed["R@1"]), (run.ers["published"], run.row.printed["ERS"])
+        if run.row and "published" in run.ers and {"R@1", "ERS"} <= {*run.row.published}:
+            ends = (run.r1, run.row.published["R@1"]), (run.ers["published"], run.row.published["ERS"])
             axis.plot(*ends, color=_DARK, linestyle=":", linewidth=0.9, zorder=2)
         _draw_run(axis, run, run.r1)
-    axis.set(xlabel="R@1 (%)", ylabel="ERS", title=_drawn(data))
+    axis.set(xlabel="R@1 (%)", ylabel="ERS", title=plain_text(data))
     axis.set_ylim(bottom=max(axis.get_ylim()[0], 0.0))
     points = {run: run.r1 for run in shown}
     last = lambda: _label(axis, points, grey)  # noqa: E731
-    return _save(figure, [axis], _legend(shown, printed), out, last, drawn(entries))
+    return save_figure(figure, [axis], _legend(shown, published), out, last, drawn(entries))
 
 
 def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
-    """Draw ERS against η + 1, as print counts cost, and against the image-steps that training took."""
-    out = _checked(out)
+    """Draw ERS against η + 1, the papers' cost, and against the image-steps of training."""
+    out = writable(out)
     shown, data = _shown(entries)
-    printed = _printed(data)
-    figure, (left, right) = _figure(2, 5.2, 4.4)
-    grey = _draw_print(left, printed, lambda row: row.printed.get("steps", 0.0) + 1)
+    published = _published(data)
+    figure, (left, right) = new_figure(2, 5.2, 4.4)
+    grey = _draw_published(left, published, lambda row: row.published.get("steps", 0.0) + 1)
     counted = [run for run in shown if run.image_steps is not None]
     panels: tuple[tuple[Axes, dict[_Shown, float]], ...] = (
         (left, _side_by_side(shown)),
@@ -85,22 +87,22 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
         for run, x in points.items():
             _draw_run(axis, run, x)
         axis.set_ylim(0, max(1.08 * each.dataLim.y1 for each, _ in panels))
-    ticks = sorted({run.steps + 1 for run in shown} | {row.printed.get("steps", 0.0) + 1 for row in printed})
+    ticks = sorted({run.steps + 1 for run in shown} | {row.published.get("steps", 0.0) + 1 for row in published})
     left.set_xscale("log", base=2)
     left.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     left.set_xticks([], minor=True)
     left.margins(x=0.1)
     left.set(xlabel="η + 1", ylabel="ERS")
-    unknown = ", ".join(_drawn(run.name, 28) for run in shown if run.image_steps is None)
-    right.set(xlabel="image-steps of training (millions)" + (f"\nnot known of {unknown}" if unknown else ""))
+    unknown = ", ".join(plain_text(run.name, 28) for run in shown if run.image_steps is None)
+    right.set(xlabel="image-steps of training (millions)" + (f"\nunknown for {unknown}" if unknown else ""))
     right.margins(x=0.1)
-    figure.suptitle(_drawn(data))
+    figure.suptitle(plain_text(data))
 
     def last() -> None:
         for axis, points in panels:
             _label(axis, points, grey if axis is left else [])
 
-    return _save(figure, [left, right], _legend(shown, printed), out, last, drawn(entries, cost=True))
+    return save_figure(figure, [left, right], _legend(shown, published), out, last, drawn(entries, cost=True))
 
 
 SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = dict(zip(SCATTERED, (plot_rows, plot_cost)))
@@ -108,7 +110,7 @@ SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = dict(zip(SC
 
 
 def drawn(entries: Sequence[Entry], cost: bool = False) -> str:
-    """The points of our own in a figure of these runs, in words: a PNG carries them, to be told from an old one."""
+    """The points of a figure of these runs as text. A PNG stores it, to detect outdated figures."""
     runs, data = _shown(entries)
     at = [f"{run.image_steps} {run.steps:g}" if cost else f"{run.r1:.1f}" for run in runs]
     points = [f"{run.name} {x} {' '.join(f'{p} {v:.1f}' for p, v in run.ers.items())}" for run, x in zip(runs, at)]
@@ -116,7 +118,7 @@ def drawn(entries: Sequence[Entry], cost: bool = False) -> str:
 
 
 def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
-    """Runs with R@1 and an ERS, and the one data set they are on; a model that has collapsed has no score."""
+    """Runs with R@1 and ERS, and their data set; collapsed models have no score."""
     found: list[_Shown] = []
     sets: dict[str, None] = {}
     for entry in entries:
@@ -126,35 +128,33 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
         if counts(r1) and ers:
             steps, image_steps = number(entry.setting("steps")) or 0.0, _spent(entry, entries)
             found.append(_Shown(entry.name, plain(r1), ers, steps, image_steps, row_of(entry), len(found)))
-            name = dig(entry.info, "data", "name") or dig(entry.audit, "data", "query", "name") or "?"
-            sets[str(name).split("/")[0]] = None
+            sets[data_name(entry) or "?"] = None
     if not found:
         raise RunError("no run here has both R@1 and ERS, so there is nothing to draw; audit one")
-    check(len(sets) == 1, f"one figure is of one data set, and these are of {', '.join(sets)}: give fewer folders")
+    check(len(sets) == 1, f"a figure shows one data set, and these runs use {', '.join(sets)}: give fewer folders")
     return found, next(iter(sets))
 
 
 def _spent(entry: Entry, entries: Sequence[Entry]) -> float | None:
-    """The image-steps of a run and of those, among `entries`, whose weights it goes back to; None if one is missing."""
+    """The image-steps of a run and of the runs in `entries` that it started from; None if one is missing."""
     own, weights = number(entry.info.get("image_steps")), dig(entry.info, "model", "weights") or {}
     source = str(weights.get("source"))
     if own is None or Path(source).name != EXPORT:
         return own
     others = [other for other in entries if other is not entry]
     start = [other for other in others if other.info.get("export", "") == weights.get("sha256")]
-    # A run that is older does not say what it exported: it is known by its folder.
+    # Older runs do not record their export: match by folder name.
     start = start or [other for other in others if other.path.name == Path(source).parent.name]
     before = _spent(start[0], others) if len(start) == 1 else None
     return None if before is None else own + before
 
 
-def _printed(data: str) -> list[Row]:
-    known = (row for row in rows() if row.data == data and {"R@1", "ERS"} <= {*row.printed})
-    return [row for row in known if row.printed["R@1"] >= _COLLAPSED]
+def _published(data: str) -> list[Row]:
+    return [row for row in published_on({data}) if row.published["R@1"] >= _COLLAPSED]
 
 
 def _side_by_side(shown: Sequence[_Shown]) -> dict[_Shown, float]:
-    """η + 1, with runs of one η a little apart: they would hide each other."""
+    """η + 1, with runs of one η slightly apart, so that they do not hide each other."""
     found: dict[_Shown, float] = {}
     for steps in {run.steps: None for run in shown}:
         own = [run for run in shown if run.steps == steps]
@@ -165,11 +165,11 @@ def _side_by_side(shown: Sequence[_Shown]) -> dict[_Shown, float]:
 # Marks --------------------------------------------------------------------------------------------------------
 
 
-def _draw_print(axis: "Axes", printed: Sequence[Row], x: Callable[[Row], float]) -> list[Point]:
-    """Draw the rows of print; where they are is returned."""
-    points = [(x(row), row.printed["ERS"]) for row in printed]
-    for row, point in zip(printed, points):
-        axis.plot(*point, **_grey(bool(row.printed.get("init"))), zorder=1)
+def _draw_published(axis: "Axes", published: Sequence[Row], x: Callable[[Row], float]) -> list[Point]:
+    """Draw the published rows; returns their positions."""
+    points = [(x(row), row.published["ERS"]) for row in published]
+    for row, point in zip(published, points):
+        axis.plot(*point, **_grey(bool(row.published.get("init"))), zorder=1)
     return points
 
 
@@ -178,11 +178,13 @@ def _draw_run(axis: "Axes", run: _Shown, x: float) -> None:
     ends = list(run.ers.values())
     axis.plot([x, x], [min(ends), max(ends)], color=colour, linewidth=0.9, zorder=3)
     for protocol, value in run.ers.items():
-        axis.plot(x, value, **_mark(protocol, colour, _marker(run.place + run.place // len(_COLOURS))), zorder=4)
+        axis.plot(
+            x, value, **_mark(protocol, colour, in_turn(MARKERS, run.place + run.place // len(PALETTE))), zorder=4
+        )
 
 
 def _colour(run: _Shown) -> str:
-    return _COLOURS[run.place % len(_COLOURS)]
+    return in_turn(PALETTE, run.place)
 
 
 def _mark(protocol: str, colour: str, marker: str) -> dict[str, Any]:
@@ -197,12 +199,12 @@ def _grey(robust: bool) -> dict[str, Any]:
     return {"color": _GREY, "marker": "+" if robust else "o", "markersize": 5 if robust else 3.5, "linestyle": ""}
 
 
-def _legend(shown: Sequence[_Shown], printed: Sequence[Row]) -> list[tuple[dict[str, Any], str]]:
-    """The protocols that any run has, and print."""
+def _legend(shown: Sequence[_Shown], published: Sequence[Row]) -> list[tuple[dict[str, Any], str]]:
+    """The protocols of all runs, and the published rows."""
     there = [protocol for protocol in _PROTOCOLS if any(protocol in run.ers for run in shown)]
     names = [(_mark(protocol, _DARK, "o"), protocol) for protocol in there]
-    for robust, words in ((False, "in print"), (True, "in print, robust start")):
-        if any(bool(row.printed.get("init")) == robust for row in printed):
+    for robust, words in ((False, "in the papers"), (True, "in the papers, robust start")):
+        if any(bool(row.published.get("init")) == robust for row in published):
             names.append((_grey(robust), words))
     return names
 
@@ -211,14 +213,14 @@ def _legend(shown: Sequence[_Shown], printed: Sequence[Row]) -> list[tuple[dict[
 
 
 def _label(axis: "Axes", points: dict[_Shown, float], grey: Sequence[Point]) -> None:
-    """The name of each run near its first mark, where it covers no other name, no mark and as little print as can be.
+    """Write the name of each run near its first mark, without covering names or marks, and few published rows.
 
-    Tried are places on circles around the mark; the axes must be drawn already, since sizes are in pixels.
+    Positions on circles around the mark are tried. The axes must already have their layout, since sizes are in pixels.
     """
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    pixels = _DPI / 72
+    pixels = DPI / 72
     inside = axis.get_window_extent()
 
     def place(x: float, y: float) -> Point:
@@ -242,14 +244,14 @@ def _label(axis: "Axes", points: dict[_Shown, float], grey: Sequence[Point]) -> 
     for run, x in sorted(points.items(), key=lambda each: -max(each[0].ers.values())):
         y = next(iter(run.ers.values()))
         text = axis.annotate(
-            _drawn(run.name, 28),
+            plain_text(run.name, 28),
             (x, y),
             (0, 0),
             textcoords="offset points",
             fontsize=_LETTER,
             color=_colour(run),
             annotation_clip=False,
-            path_effects=[withStroke(linewidth=2, foreground="white", alpha=0.75)],  # the lines to print pass behind it
+            path_effects=[withStroke(linewidth=2, foreground="white", alpha=0.75)],  # dotted lines pass behind it
             zorder=5,
         )
         text.set_in_layout(False)
@@ -271,7 +273,7 @@ def _label(axis: "Axes", points: dict[_Shown, float], grey: Sequence[Point]) -> 
 
 
 def _offsets(wide: float, high: float) -> Iterator[tuple[float, float, float]]:
-    """How far a label is from its mark, and where its lower left corner then is, in points."""
+    """Candidate positions of a label: the distance from its mark, and the lower left corner, in points."""
     gap = _MARK / 2 + 3
     for far in (gap, 10, 14, 20, 28, 38, 50, 64, 80, 100):
         for side, up in ((1, 0), (-1, 0), (1, 0.7), (-1, 0.7), (1, -0.7), (-1, -0.7), (0, 1), (0, -1)):
@@ -280,4 +282,4 @@ def _offsets(wide: float, high: float) -> Iterator[tuple[float, float, float]]:
 
 
 def _hits(box: "Bbox", others: Sequence["Bbox"]) -> int:
-    return sum(box.x0 < o.x1 and o.x0 < box.x1 and box.y0 < o.y1 and o.y0 < box.y1 for o in others)
+    return sum(overlap(box.extents, other.extents) for other in others)

@@ -1,8 +1,8 @@
-"""One table, four ways to write it: text for the terminal, Markdown, CSV, JSON.
+"""Tables in four formats: text for the terminal, Markdown, CSV, JSON.
 
-Text and Markdown round, leave out columns that hold nothing, and end with the notes; Markdown has links. CSV and JSON
-hold every column and every digit; the ends of an interval and the number of runs behind a mean are columns there.
-JSON also says where they come from, where one command made them all.
+Text and Markdown round, omit empty columns, and end with notes; Markdown has links. CSV and JSON have every column and
+every digit, with extra columns for the ends of intervals and the number of runs behind a mean. JSON also has the
+settings and versions if one command made all rows.
 """
 
 import csv
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ..record import without_nan
-from ..settings import check, nearest
+from ..errors import check, nearest
+from ..runs.folder import without_nan
+from ..runs.writing import csv_cell
 
 __all__ = [
     "Cell",
@@ -55,7 +56,7 @@ class Mean:
 
 
 class Link(str):
-    """A name, and the file to which it leads where the format has links."""
+    """A name, and the file it links to in formats with links."""
 
     file: Path
 
@@ -65,19 +66,19 @@ class Link(str):
         return link
 
 
-Cell = str | float | Estimate | Mean | None  # None is a number that there is not
+Cell = str | float | Estimate | Mean | None  # None: no value
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the key by which it is asked for, what stands above it, and how its numbers are written."""
+    """One column: its key, its head, and the format of its numbers."""
 
     key: str
     head: str
     digits: int = 1
     span: bool = True  # whether intervals are shown
-    thousands: bool = False  # whether they are set apart
-    spare: bool = False  # the first to go where the terminal is narrow
+    thousands: bool = False  # whether to separate thousands
+    spare: bool = False  # dropped first on a narrow terminal
 
 
 Side = tuple[Column, list[Cell]]  # a column with its cells
@@ -85,15 +86,15 @@ Side = tuple[Column, list[Cell]]  # a column with its cells
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns, and what has to be said about them."""
+    """Rows of cells under columns, and notes."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)  # settings, versions and commit behind all of it
+    about: Mapping[str, Any] = field(default_factory=dict)  # settings, versions and commit of all rows
 
     def sorted_by(self, key: str) -> "Table":
-        """By one column: names in their order, numbers with the largest first, what is missing last."""
+        """Sorted by one column: names ascending, numbers descending, missing values last."""
         keys = [column.key for column in self.columns]
         check(key in keys, f"there is no column {key!r} to sort by; {nearest(key, keys)}")
         place = keys.index(key)
@@ -116,14 +117,14 @@ _FORMATS = ("text", "markdown", "csv", "json")
 
 
 def check_format(format: str) -> None:
-    """Refuse what `render` cannot write."""
+    """Refuse formats that `render` does not know."""
     check(format in _FORMATS, f"no format {format!r}; {nearest(format, _FORMATS)}")
 
 
 def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
-    """The table as text, Markdown, CSV or JSON; `width` is how wide text may be, None for as wide as it is.
+    """The table as text, Markdown, CSV or JSON; `width` limits the width of text, None for no limit.
 
-    Markdown that will lie in the folder `beside` links to files from there; without one it has no links.
+    In Markdown, links are relative to the folder `beside`; without it there are none.
     """
     check_format(format)
     if format == "text":
@@ -137,12 +138,12 @@ def render(table: Table, format: str = "text", width: int | None = None, beside:
 
 
 def one_line(text: str) -> str:
-    """Text without line breaks, escape sequences or anything else that is not seen."""
+    """Text without line breaks, escape sequences or other invisible characters."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def shortened(text: str, width: int = 48) -> str:
-    """Long text without its middle, since names of runs begin alike and may end alike.
+    """Long text without its middle, since names of runs may share a beginning or an end.
 
     >>> shortened("abcdefghij", 7)
     'abc…hij'
@@ -152,7 +153,7 @@ def shortened(text: str, width: int = 48) -> str:
 
 
 def called(path: str) -> str:
-    """What a file is called: a model in a run folder is called after that.
+    """The name of a file; for a model in a run folder, that of the folder.
 
     >>> called("weights/robust4.pt"), called("runs/robust/model.safetensors")
     ('robust4', 'robust')
@@ -162,7 +163,7 @@ def called(path: str) -> str:
 
 
 def written(cell: Cell, column: Column) -> str:
-    """A cell as it is read: a dash where there is nothing, an interval where it has one."""
+    """A cell as text: a dash for None, with its interval if it has one."""
     if cell is None:
         return "–"
     if isinstance(cell, str):
@@ -180,7 +181,7 @@ def _sides(table: Table) -> list[Side]:
 
 
 def used(table: Table) -> list[Side]:
-    """The columns in which anything stands."""
+    """The columns that are not empty."""
     return [(column, cells) for column, cells in _sides(table) if any(cell is not None for cell in cells)]
 
 
@@ -201,16 +202,17 @@ def _text(table: Table, width: int | None) -> str:
     for place in range(len(table.rows)):
         grid.add_row(*(Text(shortened(written(cells[place], column))) for column, cells in sides))
     out = io.StringIO()
-    # As text, not as a terminal: colours and links of a name would be the terminal's to obey.
+    # As text, not as a terminal: a name could contain control sequences.
     console = Console(file=out, width=width or 10_000, force_terminal=False, color_system=None, markup=False)
     console.print(grid)
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
-    notes = [*(one_line(note) for note in table.notes), *([f"too wide for this terminal: {absent}"] if absent else [])]
+    notes = [one_line(note) for note in table.notes]
+    notes += [f"not shown, the terminal is too narrow: {absent}"] if absent else []
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
 def _fitted(sides: list[Side], width: int | None) -> tuple[list[Side], str]:
-    """What fits: spare columns go from the right, then the intervals; and what has gone."""
+    """Drop spare columns from the right, then intervals, until the table fits; also returns what was dropped."""
 
     def wide() -> int:
         cells = ([column.head, *(shortened(written(cell, column)) for cell in cells)] for column, cells in sides)
@@ -246,14 +248,14 @@ def _markdown(table: Table, beside: Path | None) -> str:
 
 
 def _linked(text: str, file: Path, beside: Path) -> str:
-    """A link from one folder to a file, which may be called anything."""
+    """A link from a folder to a file with any name."""
     way = Path(os.path.relpath(file, beside)).as_posix()
     inside = text.replace("[", "\\[").replace("]", "\\]")
     return f"[{inside}]({quote(os.fsencode(way))})"
 
 
 def _escaped(text: str) -> str:
-    """Nothing that Markdown would read as a cell's end, as HTML, as code, as emphasis or as a link."""
+    """Escape what Markdown would read as a cell's end, HTML, code, emphasis or a link."""
     for sign in "\\`*<|":
         text = text.replace(sign, f"\\{sign}")
     return text.replace("](", "]\\(")
@@ -262,7 +264,8 @@ def _escaped(text: str) -> str:
 def _csv(table: Table) -> str:
     out = io.StringIO()
     head, lines = _values(table)
-    csv.writer(out, lineterminator="\n").writerows([head, *lines])
+    rows = [[csv_cell(each) if isinstance(each, str) else each for each in line] for line in lines]
+    csv.writer(out, lineterminator="\n").writerows([[csv_cell(each) for each in head], *rows])
     return out.getvalue().rstrip("\n")
 
 
@@ -274,7 +277,7 @@ def _json(table: Table) -> str:
 
 
 def _values(table: Table) -> tuple[list[str], list[list[object]]]:
-    """Names of all columns, with those that an interval and a mean have besides, and what stands in each row."""
+    """Names of all columns, including those for intervals and means, and the values of each row."""
     head: list[str] = []
     lines: list[list[object]] = [[] for _ in table.rows]
     for column, cells in _sides(table):

@@ -1,4 +1,4 @@
-"""The page of a training: its curves, and where the papers' signs of collapse appear. A run may still be going on."""
+"""The page of a training: its curves, and signs of collapse. The run may still be in progress."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,12 +6,14 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from ..stopping import LOST
+from ..runs.fields import dig, number
+from ..runs.health import LOST
 from .charts import Axis, Mark, Point, Series, chart, key
-from .collect import Entry, dig, flat_since, number, read_run
+from .collect import Entry, flat_since, read_run
 from .compare import leaves
 from .methods import method_of
 from .page import fixed, place, write_page
+from .shifts import DERIVED
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -21,7 +23,7 @@ __all__ = ["PANELS", "Panel", "write_training_page"]
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: columns of metrics.jsonl with their names, what it tells, and what its axis shows besides."""
+    """A chart: columns of metrics.jsonl with their names, an explanation, and values that the axis must include."""
 
     title: str
     columns: dict[str, str]
@@ -30,32 +32,35 @@ class Panel:
 
 
 PANELS = (
-    Panel(
-        "Loss", {"loss": "training loss"}, "A triplet loss that stays at its margin γ tells all distances are alike."
-    ),
+    Panel("Loss", {"loss": "training loss"}, "A triplet loss that stays at its margin γ means equal distances."),
     Panel(
         "R@1",
         {"r1": "clean", "r1_attacked": "under attack"},
-        "Share of test queries whose nearest image is of their class, percent.",
+        "Share of test queries whose nearest image has their class, percent.",
         (0.0, 100.0),
     ),
     Panel(
         "Collapseness C",
         {"collapseness": "C"},
-        "Weighted distance to positives minus that to negatives (002, equation 5); it rises to 0 as a model collapses.",
+        "Weighted distance to positives minus that to negatives (Tian et al. 2024, eq. 5); 0 means collapse.",
     ),
     Panel(
         "Separability",
         {"separability": "separability"},
-        "(mean d(a, n) − mean d(a, p)) / d̄ on clean random triplets (002, section 4.4); near 0 is a collapse.",
+        "(mean d(a, n) − mean d(a, p)) / d̄ on clean random triplets (Tian et al. 2024, 4.4); near 0 means collapse.",
     ),
     Panel(
-        "Mean distance d̄", {"mean_distance": "d̄"}, "Over all pairs of a clean batch; near 0, all images are one point."
+        "Mean distance d̄", {"mean_distance": "d̄"}, "Over all pairs of a clean batch; near 0 all embeddings are equal."
     ),
     Panel(
         "Embedding shift",
-        {"shift": "mean shift / d̄", "shift_overall": "overall shift / d̄"},
-        "How far the inner attack moves an embedding (002, figure 5).",
+        {
+            "shift_perturbed": "mean shift / d̄ of perturbed triplets",
+            "shift_overall_perturbed": "overall shift / d̄ of perturbed triplets",
+            "shift_all": "mean shift / d̄ of all triplets",
+        },
+        "How far the inner attack moves an embedding. Figure 5 of CA-TRIDE shows perturbed triplets; the mean over all "
+        "triplets includes clean ones.",
     ),
     Panel(
         "Active share",
@@ -66,32 +71,32 @@ PANELS = (
     Panel(
         "Hardness H",
         {"hardness_before": "clean", "hardness_after": "perturbed"},
-        "d(a, p) − d(a, n), mean over the triplets that were trained on (001, equation 2).",
+        "d(a, p) − d(a, n), mean over the training triplets (Zhou & Patel 2022, eq. 2).",
     ),
     Panel(
         "Held-out accuracy",
         {"accuracy": "clean", "accuracy_attacked": "under attack"},
-        "Of a pretraining by classes, percent.",
+        "For pretraining by classification, percent.",
         (0.0, 100.0),
     ),
-    Panel("Feature drift", {"drift": "clean", "drift_attacked": "under attack"}, "Of a pretraining by distillation."),
+    Panel("Feature drift", {"drift": "clean", "drift_attacked": "under attack"}, "For pretraining by distillation."),
     Panel(
         "R@1 of the features",
         {"features_r1": "clean", "features_r1_attacked": "under attack"},
-        "Of a pretraining: how well its pooled features retrieve, without a head, percent.",
+        "For pretraining: R@1 of the pooled features, without a head, percent.",
         (0.0, 100.0),
     ),
 )
 
-# What two of them tell of a pretraining, which has no triplets.
+# Explanations for pretraining, which has no triplets.
 PRETRAINING = {
-    "Loss": "Of perturbed images: cross-entropy, or the squared drift of their features.",
+    "Loss": "On perturbed images: cross-entropy, or the squared drift of their features.",
     "Active share": "Images that the inner attack still moves, before its first and its last step.",
 }
 
 
 def write_training_page(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of the run in `folder`, by default as training.html in it; its path is returned."""
+    """Write the page of the run in `folder`, by default as training.html in it; returns its path."""
     folder = Path(folder)
     run = read_run(folder)
     info = run.info
@@ -109,7 +114,7 @@ def write_training_page(folder: str | Path, out: str | Path | None = None) -> Pa
         about={
             "Method": method_of(info["settings"]["defence"]),
             "Recipe": str(info.get("recipe") or dig(info, "settings", "recipe") or "–"),
-            "Row in print": str(info.get("row") or "–"),
+            "Published row": str(info.get("row") or "–"),
             "Data": "–" if data is None else str(data),
             "Model": str(dig(info, "model", "config", "backbone") or "–"),
         },
@@ -119,33 +124,33 @@ def write_training_page(folder: str | Path, out: str | Path | None = None) -> Pa
         shown=lambda row, column: _number(row.get(column)),
         settings={key: str(value) for key, value in leaves(info["settings"])},
         versions=", ".join(f"{name} {version}" for name, version in (info.get("versions") or {}).items()),
-        commit=info.get("commit") or "not known",
-        device=info.get("device") or "not known",
-        commands={"Makes this page again": f"anchorhold report {quote(place(folder))}"},
+        commit=info.get("commit") or "unknown",
+        device=info.get("device") or "unknown",
+        commands={"To make this page again": f"anchorhold report {quote(place(folder))}"},
     )
 
 
 def _verdict(run: Entry, since: int | None) -> dict[str, str]:
     if not run.rows:
-        return {"level": "fair", "title": "No epoch has ended yet", "text": "Write the page again when one has."}
+        return {"level": "fair", "title": "No epoch has finished yet", "text": "Write the page again later."}
     reason = str(run.info.get("reason") or "")
     if run.collapsed:
-        when = "" if since is None else f"Its signs began in epoch {since}. "
-        return {"level": "bad", "title": "It has collapsed", "text": f"{when}{reason}"}
+        when = "" if since is None else f"First signs in epoch {since}. "
+        return {"level": "bad", "title": "The model has collapsed", "text": f"{when}{reason}"}
     if run.last("separability") is None:
-        looks = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
+        found = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
         before = number(dig(run.info, "start", "features_r1"))
         if run.lost_features:
-            return {"level": "bad", "title": "It has lost its features", "text": f"{run.lost_features}."}
-        text = "Its head is not trained, so that collapse is not judged."
-        if before is not None and looks:
-            text += f" R@1 of the features was {before:.1f} before training and is {looks[-1]:.1f} at the last look."
-        elif len(looks) > 1:
-            text += f" R@1 of the features was {looks[0]:.1f} at the first look and is {looks[-1]:.1f} at the last."
-        return {"level": "good", "title": "A backbone to start from", "text": text}
+            return {"level": "bad", "title": "The backbone has lost its features", "text": f"{run.lost_features}."}
+        text = "The head is not trained, so collapse is not checked."
+        if before is not None and found:
+            text += f" R@1 of the features: {before:.1f} before training, {found[-1]:.1f} at the last evaluation."
+        elif len(found) > 1:
+            text += f" R@1 of the features: {found[0]:.1f} at the first evaluation, {found[-1]:.1f} at the last."
+        return {"level": "good", "title": "Backbone ready", "text": text}
     if since is not None:
         return {"level": "fair", "title": "Signs of collapse", "text": f"First in epoch {since}; shaded in the charts."}
-    return {"level": "good", "title": "No sign of collapse", "text": "Separability and mean distance stayed up."}
+    return {"level": "good", "title": "No sign of collapse", "text": "Separability and mean distance stay high."}
 
 
 def _tiles(run: Entry) -> list[tuple[str, str]]:
@@ -165,6 +170,8 @@ def _charts(run: Entry, bands: Sequence[tuple[float, float]]) -> "list[tuple[Pan
     for panel in PANELS:
         if run.last("separability") is None and run.rows:
             panel = replace(panel, says=PRETRAINING.get(panel.title, panel.says))
+        if run.derived.intersection(panel.columns):
+            panel = replace(panel, says=f"{panel.says} Perturbed triplets: {DERIVED}.")
         series = [
             Series(name, _points(run.rows, column, name), look)
             for look, (column, name) in enumerate(panel.columns.items())
@@ -192,19 +199,19 @@ def _points(rows: Sequence[Mapping[str, Any]], column: str, name: str) -> list[P
 
 
 def _marks(run: Entry, panel: Panel) -> list[Mark]:
-    """Where training sees a collapse, or features lost."""
+    """The limits below which training reports a collapse, or lost features."""
     if "loss" in panel.columns:
         margin = number(run.setting("margin"))
         return [] if not margin else [Mark(margin, f"γ = {margin:g}")]
     if "separability" in panel.columns:
         least = number(run.setting("train.collapse_separability"))
-        return [] if not least else [Mark(least, f"collapse under {least:g}")]
+        return [] if not least else [Mark(least, f"collapse below {least:g}")]
     if "mean_distance" in panel.columns:
         least = number(run.setting("train.collapse_distance"))
-        return [] if not least else [Mark(least, f"collapse under {least:g}")]
+        return [] if not least else [Mark(least, f"collapse below {least:g}")]
     if "features_r1" in panel.columns:
         before = number(dig(run.info, "start", "features_r1"))
-        return [] if before is None else [Mark(LOST * before, f"lost under {LOST * before:.1f}")]
+        return [] if before is None else [Mark(LOST * before, f"lost below {LOST * before:.1f}")]
     return [Mark(0.0, "collapse at 0")] if "collapseness" in panel.columns else []
 
 

@@ -47,7 +47,7 @@
       at = Math.max(0, Math.min(at, open.length - 1));
       for (const c of cases) {
         const fits = open.includes(c);
-        c.classList.toggle("away", fits && !whole && c !== open[at]);  // in print those come back
+        c.classList.toggle("away", fits && !whole && c !== open[at]);  // printing shows them
         c.hidden = !fits || (!whole && c !== open[at]);
       }
       said.textContent = !open.length ? "none fits" : whole ? `${open.length} cases` : `${at + 1} of ${open.length}`;
@@ -76,7 +76,7 @@
     update();
   }
 
-  // Tables: sorted by a click on a head; differences to the reference beyond both intervals are marked.
+  // Tables: a click on a head sorts; differences from the reference beyond both intervals are marked.
   for (const table of all("table.sortable")) {
     const body = one("tbody", table);
     all("thead th", table).forEach((head, column) => {
@@ -91,7 +91,7 @@
         const rows = all("tr", body);
         rows.sort((a, b) => {
           const x = value(a), y = value(b);
-          if (x === "" || y === "") return (x === "") - (y === "");  // what is missing comes last
+          if (x === "" || y === "") return (x === "") - (y === "");  // missing values last
           const numbers = !isNaN(x) && !isNaN(y);
           const order = numbers ? Number(x) - Number(y) : x.localeCompare(y);
           return falls ? -order : order;

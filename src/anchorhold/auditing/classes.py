@@ -1,0 +1,139 @@
+"""Which part of the data is attacked: the classes that the model has not seen in training.
+
+Training splits a folder or a CSV without splits: a fifth of the classes is for the test. A model stores the
+fingerprints of its training data, so that an audit of the same folder takes the same test classes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ..data.adapters import IN_MEMORY
+from ..data.datasets import DATASETS, csv_split, dataset
+from ..data.splits import Dataset
+from ..data.trained import TrainedOn
+from ..errors import DataError, check
+from ..model.wrap import Victim
+
+__all__ = ["Classes", "Part", "audited_data", "part_of"]
+
+Classes = Literal["unseen", "all"]
+
+_UNNAMED = ("folder", "csv")  # every folder has this name; fingerprints tell them apart
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The attacked data, a short description of them, and notes. Neither contains a path."""
+
+    data: Any
+    said: str
+    notes: tuple[str, ...] = ()
+
+
+def audited_data(name: str, root: Path | None = None, held_out: int = 0) -> Dataset | str:
+    """What to audit, from its name on the command line: a loaded data set, or the path of a folder or CSV.
+
+    A path stays a path, so that `part_of` can leave out the classes that the model was trained on. With `root` or
+    `held_out` the data set is loaded and its test split is audited.
+    """
+    unsplit = name not in DATASETS and (Path(name).is_dir() or name.endswith(".csv"))
+    return name if unsplit and root is None and not held_out else dataset(name, root, held_out=held_out)
+
+
+def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen") -> Part:
+    """What an audit of these models attacks of `data`.
+
+    Of a folder or CSV without splits: the test classes of the first model that was trained on it. All classes where
+    there is no such model or `classes` is "all". Other data are used unchanged.
+    """
+    check(classes in ("unseen", "all"), f"classes {classes!r}; there are: unseen, all")
+    known = [trained for trained in map(_trained_on, models) if trained is not None]
+    place = Path(data).expanduser() if isinstance(data, str | Path) and str(data) not in DATASETS else None
+    if place is not None and _whole(place):
+        name = place.resolve().name
+        own = next((own for own in (_cut_as(place, trained) for trained in known) if own is not None), None)
+        if own is None:
+            return Part(data, f"all classes of {name}, which may include training classes", _changed(place, known))
+        if classes == "all":
+            return Part(data, f"all classes of {name}, including those that the model was trained on")
+        return Part(own, f"the classes of {name} that the model was not trained on", _on_held_out(own, known))
+    check(
+        classes == "unseen" or not isinstance(data, Dataset | str | Path),
+        "classes = all is for a folder or a CSV without splits; these data have a test split, which is attacked",
+    )
+    if isinstance(data, Dataset):
+        held = f"the last {data.held_out} training classes" if data.held_out else "the test split"
+        name = Path(data.root).resolve().name if data.name in _UNNAMED and data.root else data.name
+        return Part(data, f"{held} of {name}", _on_held_out(data, known))
+    unnamed = [trained for trained in known if trained.name in IN_MEMORY]
+    if place is None and unnamed:
+        note = "the model was trained on images in memory: some of the classes attacked here may be training classes"
+        return Part(data, "the images that were given", (note,))
+    return Part(data, "the images that were given" if place is None else f"the test images of {place.name}")
+
+
+def _trained_on(model: nn.Module) -> TrainedOn | None:
+    inner = model.module if isinstance(model, Victim) else model
+    found = getattr(model, "trained_on", None) or getattr(inner, "trained_on", None)
+    return found if isinstance(found, TrainedOn) else None
+
+
+def _whole(place: Path) -> bool:
+    """Whether it is a folder or a CSV without splits."""
+    if place.suffix == ".csv":
+        try:
+            return csv_split(place)[0].name != "csv/test"
+        except DataError:  # the audit itself reports it
+            return False
+    return place.is_dir() and not all((place / part).is_dir() for part in ("train", "test"))
+
+
+def _cut_as(place: Path, trained: TrainedOn) -> Dataset | None:
+    """The folder or CSV as training split it; None where the model was trained on other data."""
+    kind = "csv" if place.suffix == ".csv" else "folder"
+    if trained.name not in ("", kind):
+        return None
+    try:
+        own = dataset(kind, place)
+        return own if own.holding_out(trained.held_out).test.has_fingerprint(trained.test) else None
+    except DataError:  # too small to be trained on
+        return None
+
+
+def _changed(place: Path, known: Iterable[TrainedOn]) -> tuple[str, ...]:
+    """A note where a model was trained on another folder of this kind, or on this one before it changed."""
+    kind = "csv" if place.suffix == ".csv" else "folder"
+    if all(trained.name != kind for trained in known):
+        return ()
+    return ("the model was trained on another folder, or this one has changed: it may have seen classes attacked here",)
+
+
+def _on_held_out(data: Dataset, known: Iterable[TrainedOn]) -> tuple[str, ...]:
+    """Notes on held-out classes: the model was trained on them, or the test split is audited instead."""
+    notes = []
+    for trained in known:
+        if not _same(data, trained):
+            continue
+        if trained.held_out < data.held_out:
+            on = f"with only {trained.held_out} classes held out" if trained.held_out else "without holding out classes"
+            notes.append(f"the model was trained {on}: it has seen classes that are attacked here")
+        elif trained.held_out and not data.held_out:
+            notes.append(
+                f"this audits the test split, not the {trained.held_out} classes that training held out; "
+                f"for those: --held-out {trained.held_out}, or ah.dataset(…, held_out={trained.held_out})"
+            )
+    return tuple(dict.fromkeys(notes))
+
+
+def _same(data: Dataset, trained: TrainedOn) -> bool:
+    """Whether the model was trained on this data set, as far as its record tells."""
+    if data.name in _UNNAMED and not data.held_out:
+        try:
+            return data.holding_out(trained.held_out).test.has_fingerprint(trained.test)
+        except DataError:
+            return False
+    return data.name == trained.name

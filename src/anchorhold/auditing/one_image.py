@@ -1,0 +1,186 @@
+"""Attack one image against a gallery and show the list before and after."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.goal import ProtocolName, Scene
+from ..attacks.label import LabelAttack
+from ..attacks.own import maker_of
+from ..attacks.run import attack, budget_named
+from ..columns import pixel_fraction
+from ..console import Report, Silent
+from ..data.splits import Split
+from ..data.store import centre_crop, decode
+from ..device import device_named, living_on
+from ..errors import DataError, check
+from ..geometry import Retrieved
+from ..model.chunked import chunked
+from ..model.frozen import embed_all, frozen
+from ..model.wrap import as_victim
+from ..random import Key
+from ..runs.writing import atomic
+from .inputs import Data, Material, prepare
+from .plan import AuditSettings
+from .standard import NEIGHBOURS, shown_lists, to_bytes
+
+__all__ = ["Single", "attack_one"]
+
+_RIGHT_OR_WRONG = ("ES:R", "LTM", "GTM", "nearest", "margin")  # measures that are 1 or 0
+
+
+@dataclass(frozen=True, eq=False)
+class Single:
+    """The effect of an attack on one image on one list."""
+
+    about: str  # the attacked image, and the query whose list is shown
+    measures: dict[str, tuple[float, float]]  # before and after, as measured: fractions, a cosine, a distance
+    before: list[tuple[str, str, float]]  # class, name and distance of the nearest items
+    after: list[tuple[str, str, float]]
+    image: Tensor  # the perturbed image, uint8 (H, W, C)
+    unknown: tuple[str, ...] = ()  # measures that need the class of the image, which is not known
+
+    def __str__(self) -> str:
+        lines = [self.about, *(f"{name}: {_change(name, *pair)}" for name, pair in self.measures.items())]
+        lines += [f"{name}: –, needs the class of the image: give --class" for name in self.unknown]
+        for when, items in (("before", self.before), ("after", self.after)):
+            lines += ["", f"{when:>6}  {'class':24}  {'distance':>8}  file"]
+            lines += [f"{rank:>6}  {c[:24]:24}  {d:>8.4f}  {name}" for rank, (c, name, d) in enumerate(items, start=1)]
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the perturbed image as PNG, without loss."""
+        from PIL import Image
+
+        path = Path(path)
+        check(path.suffix.lower() == ".png", f"{path.name}: only PNG has no loss; end the name in .png")
+        pixels = self.image.numpy()
+        with atomic(path) as temporary:
+            Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(temporary, format="PNG")
+        return path
+
+
+def attack_one(
+    model: nn.Module,
+    image: str | Path,
+    data: Data,
+    goal: str = "ES",
+    *,
+    protocol: ProtocolName = "corrected",
+    label: str = "",
+    budget: str = "standard",
+    eps: float | None = None,
+    alpha: float | None = None,
+    steps: int | None = None,
+    method: Literal["pgd", "fgsm", "cw"] = "pgd",
+    seed: int = 0,
+    count: int = NEIGHBOURS,
+    batch: int = 128,
+    device: str = "auto",
+    resize: int | None = None,
+    crop: int | None = None,
+    report: Report | None = None,
+) -> Single:
+    """Attack one image, a file or the number of a query in `data`, and show the list before and after.
+
+    `label` names the class of a file that is not in the gallery. The budget is named as in `audit`.
+    """
+    ball, pgd = budget_named(budget, eps, alpha, steps)
+    settings = AuditSettings(
+        eps=ball.eps, alpha=pgd.alpha, steps=pgd.steps, method=method, seed=seed, batch=batch, start=pgd.start
+    )
+    wish = maker_of(goal)(protocol)
+    report, where, victim = report or Silent(), device_named(device), as_victim(model)
+    material = prepare(data, victim, where, report, resize, crop)
+    query, gallery, name = _find(str(image), material, wish.side)
+    with living_on(victim, where), frozen(victim) as view:
+        embed = chunked(view, batch)
+        items = embed_all(embed, material.gallery.plain(batch=batch))
+        side = material.side(wish.side)
+        number = query if wish.side == "query" else gallery
+        if number is None:
+            pixels = _read(Path(image).expanduser(), material).to(where)
+            classes = material.gallery.split.classes
+            if gallery is not None and not label:  # an image of the gallery has a class and is never its own match
+                label = classes[int(material.gallery.split.labels[gallery])]
+            check(
+                bool(label) or goal not in ("LTM", "GTM", "nearest", "margin"),
+                f"{goal} needs the class of {name}: give it with --class",
+            )
+            check(not label or label in classes, f"the gallery has no class {label!r}; it has {', '.join(classes[:8])}")
+            labels = torch.tensor([classes.index(label) if label else -1], device=where)
+            own = torch.tensor([-1 if gallery is None else gallery], device=where)
+            queries, ids = embed_all(embed, [pixels]), torch.tensor([0], device=where)
+            scene = Scene(items, material.gallery_labels, queries, labels, own)
+        else:
+            (pixels,) = side.plain(torch.tensor([number]), batch=1)
+            queries = items if material.same else embed_all(embed, material.query.plain(batch=batch))
+            scene, ids = material.scene(queries, items), torch.tensor([number], device=where)
+        key = Key.of(seed)("audit")
+        pixels = pixels.to(scene.gallery.dtype)
+        done = attack(embed, pixels, scene, wish, ids, settings.ball, settings.budget, key, 1, method=settings.find)
+    clean = scene.clean(wish.side)[ids]
+    start = wish.measure(scene, ids, done.targets, clean, clean)
+    asked, before, after = shown_lists(wish, scene, ids, done.targets, done.embeddings, count)
+    about = f"{goal} ({protocol}) on {name}, ε {pixel_fraction(ball.eps)}"
+    if wish.side == "gallery":
+        about += f"; the list of {material.query.split.sample(int(asked[0]))}"
+    elif done.targets is not None and not isinstance(wish, LabelAttack) and int(done.targets.flatten()[0]) >= 0:
+        about += f"; aimed at {material.gallery.split.sample(int(done.targets.flatten()[0]))}"
+    # ES does not need a class, but its measure ES:R does.
+    unknown = ("ES:R",) if goal == "ES" and number is None and not label else ()
+    return Single(
+        about,
+        {name: (float(start[name][0]), float(row[0])) for name, row in done.measures.items() if name not in unknown},
+        _listed(before, material.gallery.split),
+        _listed(after, material.gallery.split),
+        to_bytes(done.images)[0].cpu().contiguous(),
+        unknown,
+    )
+
+
+def _find(image: str, material: Material, side: str) -> tuple[int | None, int | None, str]:
+    """Its positions among queries and gallery, and its name."""
+    path = Path(image).expanduser()
+    sides = {"query": material.query.split, "gallery": material.gallery.split}
+    if image.isdecimal() and not path.exists():
+        number, split = int(image), sides[side]
+        if number >= len(split):
+            raise DataError(f"{split.name} has no image {number}: give a number from 0 to {len(split) - 1}")
+        return number, number, split.sample(number)
+    if not path.is_file():
+        raise DataError(f"there is no image {image}; give a file, or the number of one in the data")
+    found: dict[str, int | None] = {}
+    for name, split in sides.items():
+        places = {each.resolve(): at for at, each in enumerate(split.paths or ())}
+        found[name] = places.get(path.resolve())
+    if side == "gallery" and found["gallery"] is None:
+        raise DataError(f"{path.name} is not in the gallery, and CA perturbs gallery images: choose one of those")
+    return found["query"], found["gallery"], path.name
+
+
+def _read(path: Path, material: Material) -> Tensor:
+    """A file, prepared as the gallery's images: same size, crop and channels."""
+    (frame,) = material.gallery.store.frames([torch.zeros(1, dtype=torch.long)])
+    height, width, channels = frame.shape[1:]
+    check(height == width, f"images of {height}×{width} are not square; put {path.name} into the data")
+    # Twice, since a split needs two classes; only one is used.
+    split = Split(path.name, torch.tensor([0, 1]), ("a", "b"), paths=(path, path))
+    pixels = centre_crop(decode(split, height, workers=1).images[:1], material.gallery.crop)
+    return pixels.mean(1, keepdim=True) if channels == 1 else pixels
+
+
+def _change(name: str, before: float, after: float) -> str:
+    """A measure before and after the attack; measures of right answers in words."""
+    if name in _RIGHT_OR_WRONG:
+        words = ["wrong" if value < 0.5 else "right" for value in (before, after)]
+        return "wrong before the attack too" if words == ["wrong", "wrong"] else f"{words[0]} before, {words[1]} after"
+    return f"{before:.3f} before, {after:.3f} after"
+
+
+def _listed(found: Retrieved, split: Split) -> list[tuple[str, str, float]]:
+    rows = zip(found.ids[0].tolist(), found.distances[0].tolist())
+    return [(split.classes[int(split.labels[item])], split.sample(item), distance) for item, distance in rows]

@@ -1,0 +1,246 @@
+"""The result of an audit: its numbers, its table, and its files.
+
+audit.json, schema "anchorhold.audit/1". Percentages are 0..100; low and high are the ends of 95 % bootstrap
+intervals over queries (null where there is none). It contains no paths.
+
+    schema       "anchorhold.audit/1"
+    settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples,
+                 start (zero or random), seeds (number of random starts), classes (unseen or all)
+    versions, device, commit     of the computation
+    model        kind, parameters, dim, weights (their hash), config of our own models, notes
+    data         query and gallery {name, fingerprint, resize and crop where images were resized},
+                 images [queries, gallery], classes, same, part (the attacked part, in words), attacked [q, g]
+    clean        {R@1, R@2, mAP, mAP@R, mAP@10, NMI: {value, low, high}} of all queries, percent
+    protocols    {published, corrected: {columns, ers, ars}}
+      columns    {CA+ … GTT …: {value, low, high, initial, std, seeds}}; initial: the same measure on the clean
+                 embeddings. With several random starts, seeds are their values, value their mean, std their sample
+                 standard deviation, and low, high the interval of the mean over the starts; null otherwise.
+                 In percent, but TMA is a cosine and ES:D a distance. published: means over groups of 112 samples
+                 in data-set order, averaged; corrected: means over samples
+      ers        {value, low, high, terms, ranking, recall} of those values, or null where attacks are missing
+      ars        {constants, measured: {value, low, high, terms, ranking, recall, initial}}, each null where ARS
+                 is not defined; constants: the published initial ranks (50, 1, 50, 1), measured: those of this
+                 model. Both are ratios of means. per_sample is the mean of the samples' own ratios; left_out counts
+                 the samples of each column that started at their goal (absent from files of older versions)
+    runs         [{label, attack, side, start_seed, goals, samples, image_steps, seconds}]: one run may serve two
+                 protocols; goals {protocol: the settings of the attack, and its published defects};
+                 side query or gallery; start_seed 0, 1 …
+    flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
+    curve        if requested: {about, eps [0, …], lines {name: [R@1 …]}, protocol, queries (number of attacked
+                 queries, the same at every ε including 0), attacks {line: the attacks of which the worst counts}}
+    strong       of a strong audit, whose columns are under protocols.strong: members, surrogate (a hash),
+                 square_queries, image_steps, queries, after {goal: {member: the contested measure after it}},
+                 realisable {8 bits, JPEG 90: {columns, ers}}, doubts (the input of the flags)
+
+samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample:
+`P/C` and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the
+clean embedding); and `clean/r1` … of all queries. With several random starts `P/C` is the mean over them, and
+`P/C/seeds` (starts, samples) is each. examples.safetensors has for each run the worst, the median (of those kept)
+and the best sample, in this order: `L/ids`, `L/clean` and `L/perturbed` (uint8 NHWC),
+`L/asked` (the query whose list is shown: the sample itself, or the target of a candidate attack), `L/before` and
+`L/after` (gallery ids of its nearest neighbours, the query's own image left out). pictures.safetensors has small images
+of all items in the examples, by side: `query/ids` and `query/images` (uint8 NHWC), the same for the gallery, and the
+names of their classes as metadata. page.html shows everything.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import safetensors.torch
+from torch import Tensor
+
+from ..columns import NOT_PERCENT, pixel_fraction
+from ..report.curve import table_of_curve
+from ..runs.schemas import AUDIT_SCHEMA
+from ..runs.writing import atomic
+from .outcomes import ColumnValue, Outcome, RunRows, Score, by_start
+
+if TYPE_CHECKING:
+    from ..report.pictures import Pictures
+    from .receipts import Receipts
+
+__all__ = ["AUDIT_SCHEMA", "Audit", "Flag"]
+
+HEAD = 16  # width of the first column of the table
+
+T = TypeVar("T")
+
+
+class Flag(Protocol):
+    """A reason not to trust the numbers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """A model's robustness, with everything needed to judge and repeat it. `print` it, or `save` it."""
+
+    settings: dict[str, Any]
+    provenance: dict[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    clean: dict[str, ColumnValue]
+    protocols: dict[str, Outcome]
+    runs: tuple[RunRows, ...]
+    flags: tuple[Flag, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    image_steps: int
+    clean_rows: dict[str, Tensor] = field(default_factory=dict)
+    pictures: "Pictures | None" = None
+    curve: Mapping[str, Any] | None = None
+    strong: Mapping[str, Any] | None = None
+    receipts: "Receipts | None" = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of audit.json; see the head of this module."""
+        runs = [
+            {
+                "label": run.label,
+                "attack": run.attack,
+                "side": run.side,
+                "start_seed": run.start_seed,
+                "goals": run.goals,
+                "samples": len(run.ids),
+                "image_steps": run.image_steps,
+                "seconds": round(run.seconds, 3),
+            }
+            for run in self.runs
+        ]
+        outcomes = {name: {k: v for k, v in asdict(o).items() if k != "notes"} for name, o in self.protocols.items()}
+        return _finite(
+            {
+                "schema": AUDIT_SCHEMA,
+                "settings": self.settings,
+                **self.provenance,
+                "model": self.model,
+                "data": self.data,
+                "clean": {name: {"value": c.value, "low": c.low, "high": c.high} for name, c in self.clean.items()},
+                "protocols": outcomes,
+                "runs": runs,
+                "flags": [{"name": flag.name, "message": flag.message} for flag in self.flags],
+                "notes": list(self.notes),
+                "seconds": round(self.seconds, 3),
+                "image_steps": self.image_steps,
+            }
+            | ({} if self.curve is None else {"curve": self.curve})
+            | ({} if self.strong is None else {"strong": self.strong})
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write audit.json, samples, examples and pictures, and page.html, which shows them; the folder is returned."""
+        from ..report.audit_page import write_audit_page
+
+        folder = Path(folder)
+        samples = {f"clean/{name}": row for name, row in self.clean_rows.items()}
+        examples: dict[str, Tensor] = {}
+        for run in self.runs:
+            samples |= {f"{run.label}/ids": run.ids, f"{run.label}/shift": run.shift}
+            if run.targets is not None:
+                samples[f"{run.label}/targets"] = run.targets
+            for protocol in run.protocols:
+                samples |= {f"{protocol}/{name}/initial": row for name, row in run.initial[protocol].items()}
+            examples |= {f"{run.label}/{name}": row for name, row in run.examples.items()}
+        for protocol in self.protocols:
+            for name, rows in by_start(self.runs, protocol).items():
+                samples[f"{protocol}/{name}"] = rows.mean(0)
+                if len(rows) > 1:
+                    samples[f"{protocol}/{name}/seeds"] = rows
+        for name, tensors in (("samples", samples), ("examples", examples)):
+            with atomic(folder / f"{name}.safetensors") as temporary:
+                dense = {key: row.cpu().contiguous().clone() for key, row in tensors.items()}
+                safetensors.torch.save_file(dense, temporary, {"schema": AUDIT_SCHEMA})
+        with atomic(folder / "audit.json") as temporary:
+            text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+            temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+        if self.receipts is not None:
+            self.receipts.save(folder / "receipts")
+        if self.pictures is not None:
+            self.pictures.save(folder / "pictures.safetensors")
+        write_audit_page(folder)
+        return folder
+
+    def __str__(self) -> str:
+        return _table(self)
+
+
+def _finite(value: T) -> T:
+    """The same with null for numbers that are not finite."""
+    made: Any = value
+    if isinstance(value, Mapping):
+        made = {key: _finite(part) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        made = [_finite(part) for part in value]
+    elif isinstance(value, float) and not math.isfinite(value):
+        made = None
+    result: T = made
+    return result
+
+
+# ---------------------------------------------------------------- table
+
+
+def _table(audit: Audit) -> str:
+    s, data = audit.settings, audit.data
+    queries, items = data["images"]
+    asked, moved = data["attacked"]
+    gallery = "" if data["same"] else f", {moved:,} of them as candidates"
+    how = f"{s['method'].upper()}, ε {pixel_fraction(s['eps'])}"
+    how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
+    several = s["seeds"] > 1
+    how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""
+    wide = 30 if several else 24
+    lines = [
+        f"{audit.model['kind']}, {audit.model['parameters']:,} parameters, on {data['query']['name']}",
+        f"{asked:,} of {queries:,} queries against {items:,} images of {data['classes']} classes{gallery}",
+        *([f"attacked: {data['part']}"] if data.get("part") else []),
+        f"{how}, seed {s['seed']}; {'mean ± std, ' if several else ''}[95 % intervals]",
+        "",
+        "clean   " + "  ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items()),
+        "",
+        f"{'':{HEAD}}" + "".join(f"{name:>{wide}}" for name in audit.protocols),
+    ]
+    names = list(dict.fromkeys(name for outcome in audit.protocols.values() for name in outcome.columns))
+    for name in names:
+        cells = [_cell(outcome.columns.get(name), name) for outcome in audit.protocols.values()]
+        lines.append(f"{name:{HEAD}}" + "".join(f"{cell:>{wide}}" for cell in cells))
+    if "TMA" in names:
+        cells = [f"{outcome.columns['TMA'].initial or 0.0:.3f}" for outcome in audit.protocols.values()]
+        lines.append(f"{'TMA clean':{HEAD}}" + "".join(f"{cell:>{wide}}" for cell in cells))
+    if any(outcome.ers for outcome in audit.protocols.values()):
+        kinds = {
+            "ERS": [outcome.ers for outcome in audit.protocols.values()],
+            "ARS published": [outcome.ars["constants"] for outcome in audit.protocols.values()],
+            "ARS measured": [outcome.ars["measured"] for outcome in audit.protocols.values()],
+            "ARS per sample": [outcome.ars.get("per_sample") for outcome in audit.protocols.values()],
+        }
+        lines.append("")
+        for name, scores in kinds.items():
+            lines.append(f"{name:{HEAD}}" + "".join(f"{_cell(score, name):>{wide}}" for score in scores))
+            for part in ("ranking", "recall"):
+                cells = ["–" if score is None else f"{getattr(score, part):.1f}" for score in scores]
+                lines.append(f"  {part:{HEAD - 2}}" + "".join(f"{cell:>{wide}}" for cell in cells))
+    if audit.curve is not None:
+        clean = audit.clean.get("R@1")
+        lines += ["", *table_of_curve(audit.curve, None if clean is None else clean.value, queries)]
+    lines += ["", *(f"flag {flag.name}: {flag.message}" for flag in audit.flags)] if audit.flags else []
+    lines += ["", *(f"note: {note}" for note in audit.notes)] if audit.notes else []
+    return "\n".join(lines)
+
+
+def _cell(number: ColumnValue | Score | None, name: str) -> str:
+    if number is None:
+        return "–"
+    digits = 3 if name in NOT_PERCENT else 1
+    span = "" if number.low is None or number.high is None else f" [{number.low:.{digits}f}, {number.high:.{digits}f}]"
+    std = number.std if isinstance(number, ColumnValue) else None
+    return f"{number.value:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}") + span

@@ -1,0 +1,134 @@
+"""The model and data of an audit, ready to attack: frozen view, clean embeddings, shards."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.goal import Scene
+from ..console import Report
+from ..errors import AnchorholdError, ModelError, lacks_memory
+from ..metrics import nmi, score_queries
+from ..model.chunked import chunked
+from ..model.embedder import Embedder
+from ..model.frozen import Embed, connected, embed_all, embed_images
+from ..model.wrap import Victim, fingerprint_of
+from ..random import Key
+from ..scores import interval, resampled_means
+from ..version import __version__
+from .ensemble import Surrogate
+from .inputs import Material, sample
+from .outcomes import ColumnValue
+from .plan import AuditSettings
+from .shards import Shards
+
+__all__ = ["Subject", "clean_columns", "subject_of", "surrogate_of"]
+
+_CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
+# Shards are named by attack, protocol and start, so more of each can be added later.
+_ADDED = ("protocols", "attacks", "resamples", "seeds", "strength", "epsilons", "classes")
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A model and data, with everything that the attacks of an audit share."""
+
+    model: nn.Module
+    embed: Embed
+    material: Material
+    scene: Scene
+    settings: AuditSettings
+    attacked: Mapping[str, Tensor]  # ids of the samples, by side
+    key: Key
+    precision: Callable[[], AbstractContextManager[object]]  # context in which attacks compute
+    shards: Shards
+    report: Report
+    about: Mapping[str, dict[str, Any]]  # "model" and "data" of audit.json
+
+
+def subject_of(
+    model: nn.Module,
+    view: Embed,
+    material: Material,
+    settings: AuditSettings,
+    precision: Callable[[], AbstractContextManager[object]],
+    device: torch.device,
+    out: str | Path | None,
+    report: Report,
+) -> Subject:
+    """Embed both sides, draw the samples, and find existing shards."""
+    key = Key.of(settings.seed)("audit")
+    embed = chunked(connected(view), settings.batch)
+    scene = material.scene(*_embedded(embed, material, settings.batch))
+    attacked = {
+        "query": sample(material.labels, settings.limit, key("sample")),
+        "gallery": sample(material.gallery_labels, settings.limit, key("sample")),
+    }
+    about = {"model": _described(model, scene), "data": material.describe()}
+    about["data"]["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
+    shared = {name: value for name, value in asdict(settings).items() if name not in _ADDED}
+    made_with = {**shared, "model": about["model"]["weights"], "data": about["data"], "device": device.type}
+    made_with["version"] = __version__
+    items = max(len(material.labels), len(material.gallery_labels))
+    shards = Shards(out, made_with, material.query.ranks, items)
+    return Subject(model, embed, material, scene, settings, attacked, key, precision, shards, report, about)
+
+
+def surrogate_of(model: nn.Module, view: Embed, material: Material, batch: int) -> Surrogate:
+    """The second model with its own clean embeddings."""
+    embed = chunked(connected(view), batch)
+    return Surrogate(embed, material.scene(*_embedded(embed, material, batch)), fingerprint_of(model))
+
+
+def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Tensor]:
+    """Clean embeddings of queries and gallery; a model that fails on the images is an error of one line."""
+    for images in material.gallery.plain(torch.arange(1)):
+        try:
+            embed_all(embed, [images])
+        except Exception as error:  # the user's model may raise anything
+            if isinstance(error, AnchorholdError) or lacks_memory(error):
+                raise
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+            raise ModelError(f"the model fails on images of shape {tuple(images.shape)} ({first})") from error
+    gallery = embed_images(embed, material.gallery, batch)
+    queries = gallery if material.same else embed_images(embed, material.query, batch)
+    for role, e in (("gallery", gallery), ("query", queries)):
+        bad = int((~e.isfinite()).any(1).sum())
+        if bad:
+            raise ModelError(f"{bad} of {len(e)} {role} embeddings are not finite, so nothing can be measured")
+    return queries, gallery
+
+
+def clean_columns(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, ColumnValue], dict[str, Tensor]]:
+    """Clean metrics in percent with their intervals, and the rows behind them."""
+    rows = score_queries(
+        scene.queries,
+        scene.labels,
+        gallery=scene.gallery,
+        gallery_labels=scene.gallery_labels,
+        self_ids=scene.own,
+    )
+    rows = {name: rows[name].cpu() for name in _CLEAN}
+    drawn = resampled_means(rows, key("bootstrap"), resamples)
+    columns = {}
+    for name, usual in _CLEAN.items():
+        span = interval(100 * drawn[name])
+        columns[usual] = ColumnValue(100 * float(rows[name].nanmean()), span.low, span.high)
+    columns["NMI"] = ColumnValue(100 * nmi(scene.queries, scene.labels, key("nmi")), None, None)
+    return columns, rows
+
+
+def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
+    inner = victim.module if isinstance(victim, Victim) else victim
+    about = {
+        "kind": type(inner).__name__,
+        "parameters": sum(p.numel() for p in victim.parameters()),
+        "dim": scene.gallery.shape[1],
+        "weights": fingerprint_of(victim),
+    }
+    config = getattr(inner, "config", None)
+    return about | ({"config": config} if isinstance(inner, Embedder) else {})

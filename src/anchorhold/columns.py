@@ -1,0 +1,38 @@
+"""The columns of the papers' tables: their names, their groups, and the units in which they are shown."""
+
+from fractions import Fraction
+
+__all__ = [
+    "ARS_COLUMNS",
+    "ERS_COLUMNS",
+    "NOT_PERCENT",
+    "PRINTED_INITIAL",
+    "RANKING",
+    "RECALL",
+    "in_units",
+    "pixel_fraction",
+]
+
+RANKING = ("CA+", "CA-", "QA+", "QA-")
+RECALL = ("ES:R", "LTM", "GTM", "GTT")
+ARS_COLUMNS = (*RANKING, *RECALL)
+ERS_COLUMNS = (*RANKING, "TMA", "ES:D", *RECALL)
+PRINTED_INITIAL = {"CA+": 50.0, "CA-": 1.0, "QA+": 50.0, "QA-": 1.0}
+"""The ranks before an attack, in percent, behind the baseline rows of Tian et al. 2024; it does not state them."""
+
+NOT_PERCENT = ("TMA", "ES:D")
+
+
+def in_units(name: str) -> float:
+    """The factor from a measure to its value in a table."""
+    return 1.0 if name in NOT_PERCENT else 100.0
+
+
+def pixel_fraction(pixels: float) -> str:
+    """A change of a pixel as N/255 where N is a whole number, else as a decimal.
+
+    >>> pixel_fraction(8 / 255), pixel_fraction(0.5)
+    ('8/255', '0.5')
+    """
+    steps = Fraction(pixels * 255).limit_denominator(4)
+    return f"{steps}/255" if steps.denominator == 1 and abs(float(steps) - pixels * 255) < 1e-9 else f"{pixels:g}"

@@ -1,0 +1,1 @@
+"""Settings, built from recipes and overrides."""

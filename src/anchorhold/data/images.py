@@ -1,0 +1,103 @@
+"""A split with its decoded images, in memory or streamed, cropped for training or for test."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..console import Report
+from ..distributed import Ranks, neighbours
+from ..random import Key
+from .settings import DataSettings
+from .splits import Split
+from .store import ResidentStore, Store, centre_crop, crop_flip, decode, readable, resident
+from .stream import StreamStore, memory_left
+
+__all__ = ["Images", "load_images"]
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split with its decoded images, and how they are cropped."""
+
+    split: Split
+    store: Store
+    labels: Tensor  # on the device
+    crop: int | None
+    flip: bool
+    crop_least: float = 0.0
+    resize: int | None = None  # the side to which files were resized
+    ranks: Ranks = field(default_factory=Ranks)
+
+    def augmented(self, plan: list[Tensor], keys: Iterator[Key]) -> Iterator[Tensor]:
+        """Augmented training images of the planned ids: random crop and flip, keyed by the position in the batch."""
+        for frames, key in zip(self._frames(plan), keys):
+            slots = torch.arange(len(frames))
+            yield crop_flip(frames, self.crop, key, slots, flip=self.flip, least=self.crop_least)
+
+    def _frames(self, plan: list[Tensor]) -> Iterator[Tensor]:
+        """The frames of whole batches; of streamed files each rank reads its share."""
+        if self.ranks.size == 1 or isinstance(self.store, ResidentStore):
+            yield from self.store.frames(plan)
+            return
+        shares = [ids[self.ranks.share(len(ids))] for ids in plan]
+        for ids, frames in zip(plan, self.store.frames(shares)):
+            yield self.ranks.gathered(frames, len(ids))
+
+    def plain(self, ids: Tensor | None = None, batch: int = 256) -> Iterator[Tensor]:
+        """Centre-cropped test images in order, in batches."""
+        ids = torch.arange(len(self.labels)) if ids is None else ids
+        for frames in self.store.frames(list(ids.split(batch))):
+            yield centre_crop(frames, self.crop)
+
+
+def load_images(
+    split: Split,
+    settings: DataSettings,
+    device: torch.device,
+    report: Report,
+    ranks: Ranks | None = None,
+) -> Images:
+    """Load a split into GPU memory, else into host memory if it does not fit, else stream it from disk.
+
+    All files are decoded once at the start in every case, so that a bad one is found now and not hours later.
+    """
+    ranks = ranks or Ranks()
+    # All ranks must stream if one does; the ranks before this one may have filled the memory.
+    size, streams = settings.resize or None, ranks.any(_streams(split, settings))
+    with report.task(f"{'checking' if streams else 'decoding'} {split.name}", len(split)) as advance:
+        how: dict[str, Any] = {
+            "workers": settings.workers or None,
+            "on_bad_image": settings.on_bad_image,
+            "progress": lambda done, total: advance(done, ""),
+        }
+        store: Store
+        if streams:
+            kept, skipped = readable(split, size, **how)
+            store = StreamStore(kept.paths or (), settings.resize, device, settings.workers)
+            place = f"streamed by {store.workers} processes"
+        else:
+            decoded = decode(split, size, **how)
+            kept, skipped, store = decoded.split, decoded.skipped, resident(decoded.images, device)
+            place = f"held in {'GPU' if store.images.is_cuda else 'host'} memory"
+    if skipped:
+        count = f"{len(skipped)} unreadable image{'s' * (len(skipped) > 1)}"
+        report.say(f"skipped {count} of {split.name}; the first: {skipped[0]}")
+    if split.paths is not None:
+        report.say(f"{split.name}: {len(kept):,} images, {_bytes(kept, settings) / 1e9:.1f} GB, {place}")
+    labels = kept.labels.to(device)
+    crop = settings.crop or None
+    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, size, ranks)
+
+
+def _bytes(split: Split, settings: DataSettings) -> int:
+    return len(split) * settings.resize**2 * 3
+
+
+def _streams(split: Split, settings: DataSettings) -> bool:
+    """Whether to stream the images: on request, or if they would fill more than half of the free memory."""
+    if split.paths is None or settings.store == "resident":
+        return False
+    return settings.store == "stream" or _bytes(split, settings) * neighbours() > memory_left() // 2

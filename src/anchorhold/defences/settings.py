@@ -1,0 +1,305 @@
+"""Settings of each defence, as frozen dataclasses that load without torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from ..errors import check, nearest
+from ..perturb.settings import Budget, check_radius
+
+if TYPE_CHECKING:
+    from ..perturb.ball import Ball
+
+__all__ = [
+    "REFUSED",
+    "SETTINGS",
+    "ActSettings",
+    "AdmlSettings",
+    "EstSettings",
+    "FormName",
+    "Guide",
+    "HardnessSettings",
+    "Inner",
+    "Members",
+    "NaturalSettings",
+    "Phases",
+    "RestSettings",
+    "SesSettings",
+    "TrideSettings",
+]
+
+SAMPLER_NAMES = ("random", "semihard", "softhard", "distance", "hardest")  # of triplets.SAMPLERS
+LOSS_NAMES = ("triplet", "contrastive")
+_SHIFTS = ("euclidean", "cosine")
+
+Members = Literal["all", "candidates", "anchors", "turns"]
+Phases = Literal["both", "cap", "anp"]
+Guide = Literal["collapseness", "hardness"]
+FormName = Literal["paper", "code"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """The attack inside a training step; settings of defences extend it. The defaults are the papers', for 224 px."""
+
+    eps: float = 8 / 255
+    alpha: float = 1 / 255
+    steps: int = 8
+    norm: Literal["linf", "l2"] = "linf"
+    start: Literal["zero", "random"] = "zero"
+
+    def __post_init__(self) -> None:
+        check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
+        check(self.steps <= 10_000, f"defence.steps must be at most 10,000, got {self.steps}")
+        check_radius(self.eps, self.norm)
+
+    @property
+    def ball(self) -> "Ball":
+        from ..perturb.ball import Ball  # here, so that settings load without torch
+
+        return Ball(self.eps, self.norm)
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.steps, self.alpha, start=self.start)
+
+
+@dataclass(frozen=True)
+class NaturalSettings:
+    """N/A[sampler] in the papers' tables."""
+
+    sampler: str = "random"
+    loss: str = "triplet"  # or contrastive, with a margin of 1.0 in the papers
+    margin: float = 0.2
+
+    def __post_init__(self) -> None:
+        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        check(self.loss in LOSS_NAMES, f"no loss {self.loss!r}; {nearest(self.loss, LOSS_NAMES)}")
+        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
+
+
+@dataclass(frozen=True)
+class HardnessSettings(Inner):
+    """HM[source, destination] in the tables of Zhou & Patel 2022; the default is HM[S, LGA] with 8 steps."""
+
+    source: str = "softhard"
+    destination: float | str = "lga"  # a sampler, a constant in [-2, 2] (2 is min-max), or lga
+    margin: float = 0.2
+    boost: float = 0.0  # ξ of g_B, 0.1 in the paper; 0 leaves the destination unchanged
+    rise: float = 0.0  # added to the destination's hardness, or to the source's if both have one sampler
+    ics: float = 0.0  # λ of the intra-class structure term, 0.5 in the paper; 0 leaves it out
+    members: Members = "all"  # which of (a, p, n) are perturbed; turns: candidates and anchors in alternate batches
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.source in SAMPLER_NAMES, f"no sampler {self.source!r}; {nearest(self.source, SAMPLER_NAMES)}")
+        if isinstance(self.destination, str):
+            names = [*SAMPLER_NAMES, "lga"]
+            check(
+                self.destination in names,
+                f"no destination {self.destination!r}; {nearest(self.destination, names)}",
+            )
+        else:
+            check(
+                -2 <= self.destination <= 2,
+                f"hardness lies in [-2, 2]: destination = {self.destination} is outside",
+            )
+        check(self.margin > 0, f"the margin must be above 0, since LGA scales with it; got {self.margin}")
+        check(self.boost >= 0, f"boost (ξ of g_B) must be at least 0, got {self.boost}")
+        check(
+            not self.boost or self.destination != "lga",
+            f"boost = {self.boost} (ξ of g_B) raises a fixed destination, and lga is gradual already: "
+            "set destination to a sampler or a constant, or boost to 0",
+        )
+        check(self.ics >= 0, f"ics (λ) is the weight of a loss and must be at least 0, got {self.ics}")
+        check(0 <= self.rise <= 4, f"rise is added to a hardness in [-2, 2]: it must be in [0, 4], got {self.rise}")
+        check(
+            not self.rise or self.destination in SAMPLER_NAMES,
+            f"rise = {self.rise} is added to the hardness of a sampler's triplets: set destination to a sampler",
+        )
+        words = get_args(Members)
+        check(self.members in words, f"members {self.members!r}; {nearest(str(self.members), words)}")
+        check(
+            not self.ics or self.members in ("all", "anchors"),
+            f"ICS needs an adversarial anchor in every batch; with members = {self.members} some stay clean",
+        )
+        check(
+            self.raises or self.members == "all",
+            f"members = {self.members} has no effect where the destination is the source: set rise or boost",
+        )
+
+    @property
+    def raises(self) -> bool:
+        """Whether anything is perturbed: with the source's own sampler, the destination is the source itself."""
+        return self.destination != self.source or bool(self.boost or self.rise)
+
+
+@dataclass(frozen=True)
+class ActSettings(Inner):
+    """ACT[sampler] in the tables of Zhou & Patel 2022; the default is ACT[R] with 8 steps."""
+
+    sampler: str = "random"
+    margin: float = 0.2
+    window: float = 1.0  # how far beyond the positive a semihard negative may lie: not γ here, as in the published code
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        check(self.margin >= 0 and self.window > 0, "the margin must not be negative, and the window must be above 0")
+
+
+@dataclass(frozen=True)
+class EstSettings(Inner):
+    """EST[sampler] of Zhou & Patel 2022, table 6; the default is EST[R] with 8 steps.
+
+    The robust-init study uses start = random (A.7).
+    """
+
+    sampler: str = "random"
+    margin: float = 0.2
+    # The distance to climb. On the sphere 1 − cos = d²/2, so both have one direction. SES also adds it to its loss.
+    shift: Literal["euclidean", "cosine"] = "euclidean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        check(self.shift in _SHIFTS, f"no shift {self.shift!r}; {nearest(self.shift, _SHIFTS)}")
+        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
+
+
+@dataclass(frozen=True)
+class SesSettings(EstSettings):
+    """SES[sampler]: the loss on clean images plus the weighted shift."""
+
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.weight >= 0, f"the weight of the shift must not be negative, got {self.weight}")
+
+
+@dataclass(frozen=True)
+class RestSettings(EstSettings):
+    """REST[sampler]: EST with clean anchors."""
+
+    window: float = 1.0  # how far beyond the positive a semihard negative may lie: not γ here, as in the published code
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.window > 0, f"the window must be above 0, got {self.window}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrideSettings(Inner):
+    """CA-TRIDE in the tables of Tian et al. 2024; the defaults are the paper's for CUB.
+
+    CA-CAP and CA-ANP are values of `phases`. Naive CAP, ANP and TRIDE use guide = hardness, with `stop`,
+    `top_rank_term` and `top_rank_loss` off.
+    """
+
+    steps: int = 16
+    margin: float = 0.2
+    phases: Phases = "both"  # both: alternate batches, CAP first
+    guide: Guide = "collapseness"  # hardness: the mean hardness, which is C with λ = 0
+    stop: bool = True  # stop where the hinge is met; off, the attack takes all its steps
+    attention: float = 10.0  # λ
+    weights_carry_gradient: bool = False  # on, the weights of C move many pairs in the wrong direction
+    top_rank_term: bool = True  # Δ_TR in ANP's attack
+    top_rank_loss: bool = True  # L_TR in training
+    gamma: float = 0.5  # the coefficient of L_TR
+    beta: float = 0.04  # β_TR, the margin of L_TR
+    window: float = 0.2  # η_0, how far beyond the positive a semihard negative may lie; it shrinks by epoch
+    progressive: bool = True  # alpha grows with the epoch, by n/N
+    form: FormName = "paper"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kind in (("phases", Phases), ("guide", Guide), ("form", FormName)):
+            word, words = getattr(self, name), get_args(kind)
+            check(word in words, f"{name} {word!r}; {nearest(str(word), words)}")
+        check(0 <= self.attention < math.inf, f"attention (λ) must be finite and not negative, got {self.attention}")
+        check(min(self.margin, self.gamma, self.beta) >= 0, "margin, gamma and beta must not be negative")
+        check(self.window > 0, f"the window must be above 0, got {self.window}")
+        check(
+            self.stop or self.form == "paper",
+            "without stop the attack raises C without limit, but ANP in the code's form lowers it: use form = paper",
+        )
+
+
+@dataclass(frozen=True)
+class AdmlSettings(Inner):
+    """The robust rows of ADML's tables; the default is the triplet loss on CUB."""
+
+    eps: float = 0.01
+    alpha: float = 0.0  # 0 means 2ε/steps, as in the paper: any start can reach the whole ball
+    steps: int = 5
+    start: Literal["zero", "random"] = "random"
+    loss: Literal["triplet", "contrastive"] = "triplet"
+    margin: float = 0.2  # for the contrastive loss the paper has 1.0
+    reduction: Literal["all", "active"] = "all"  # contrastive: one mean over all pairs, or RobRank's over active ones
+    perturb: Literal["positive", "negative", "anchor"] = "positive"
+    attack_rate: float = 0.5  # P(γ = 1), drawn for each tuple
+    formulation: int = 2
+    weight: float = 1.0  # λ of formulation 3; the paper gives no value
+    sampler: str = "distance"
+    lower: float = 0.5  # nearer negatives are weighted as if at this distance; 0: no cut-off, as in RobRank
+    upper: float = 1.4  # negatives beyond this are not drawn; 0: no cut-off
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, known in (
+            ("sampler", SAMPLER_NAMES),
+            ("loss", LOSS_NAMES),
+            ("perturb", ("positive", "negative", "anchor")),
+            ("reduction", ("all", "active")),
+        ):
+            word = getattr(self, name)
+            check(word in known, f"no {name} {word!r}; {nearest(str(word), known)}")
+        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
+        check(0 <= self.attack_rate <= 1, f"attack_rate is a probability, between 0 and 1, got {self.attack_rate}")
+        check(self.formulation in (1, 2, 3), f"no formulation {self.formulation}; there are: 1, 2, 3")
+        check(self.weight >= 0, f"weight (λ) is the weight of a loss and must be at least 0, got {self.weight}")
+        check(
+            self.lower >= 0 and (self.upper == 0 or self.lower < self.upper),
+            f"negatives lie from lower = {self.lower} to upper = {self.upper}: upper must be larger, or 0 (no cut-off)",
+        )
+        check(
+            self.formulation != 1 or self.perturb == "positive",
+            f"formulation 1 perturbs every image: leave perturb = {self.perturb} out, or take formulation 2 or 3",
+        )
+        check(
+            self.loss == "contrastive" or self.reduction == "all",
+            f"reduction = {self.reduction} is a mean of the contrastive loss: leave it out, or set loss to contrastive",
+        )
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.steps, self.alpha or 2 * self.eps / max(self.steps, 1), start=self.start)
+
+
+SETTINGS: Mapping[str, type[Any]] = {
+    "natural": NaturalSettings,
+    "hardness": HardnessSettings,
+    "act": ActSettings,
+    "est": EstSettings,
+    "ses": SesSettings,
+    "rest": RestSettings,
+    "tride": TrideSettings,
+    "adml": AdmlSettings,
+}
+
+_NO_DESTINATION = {"boost": "g_B raises a destination hardness, which only defence.name=hardness has"}
+_CLEAN_ANCHOR = _NO_DESTINATION | {"ics": "ICS needs an adversarial anchor; here the anchor stays clean"}
+_NO_ICS = _NO_DESTINATION | {"ics": "ICS belongs to hardness manipulation, defence.name=hardness"}
+
+REFUSED: Mapping[str, Mapping[str, str]] = {
+    "natural": _CLEAN_ANCHOR,
+    "act": _CLEAN_ANCHOR,
+    "est": _NO_ICS,
+    "ses": _NO_ICS,
+    "rest": _CLEAN_ANCHOR,
+    "tride": _NO_ICS,
+    "adml": _NO_ICS,
+}
+"""Settings of other defences that each defence refuses, with the reason."""

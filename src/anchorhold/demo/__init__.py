@@ -1,0 +1,1 @@
+"""Two demos that need no data: `digits` and `gaussians`."""

@@ -1,0 +1,1 @@
+"""Faster computation of the same numbers: folded BatchNorm, compiled attack steps, CUDA graphs."""

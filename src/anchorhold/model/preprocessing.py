@@ -1,0 +1,140 @@
+"""Preprocessing of image files for a model; its record is saved with the model.
+
+Decoding is the same as in training and audits: upright RGB, resized to a square, centre crop. Torch is loaded when the
+first image is prepared, so that records can be read without it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..data.settings import LARGEST_SIDE
+from ..errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from ..data.settings import DataSettings
+
+__all__ = ["INTERPOLATION", "Preprocessing", "preprocessing_of", "record_of"]
+
+INTERPOLATION = "bilinear"  # the only one that `data.decode` has
+_USUAL = 224  # side for models without a known size
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Preprocessing of one model. Call it with a path or a PIL image.
+
+    The model itself applies `mean` and `std`; the images that come out here are in [0, 1]. `assumed` means that the
+    model has no record, and that the values follow from its size.
+    """
+
+    resize: int  # every file is resized to exactly this square
+    crop: int = 0  # side of the centre crop; 0 does not crop
+    interpolation: str = INTERPOLATION
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    assumed: bool = False
+    in_memory: tuple[int, int] = (0, 0)  # resize and crop of a data set without files; 0 does nothing
+
+    def __post_init__(self) -> None:
+        if self.resize < 1 or self.crop < 0 or self.crop > self.resize:
+            raise SettingsError(
+                f"a crop of {self.crop} does not fit images of {self.resize}×{self.resize}; "
+                "give a --crop that is at most --resize"
+            )
+
+    def __call__(self, image: "str | Path | Image") -> "Tensor":
+        """One image as float32 (C, side, side) in [0, 1], as in evaluations and audits."""
+        import torch
+
+        return self.views(torch.from_numpy(self.frame(image)).unsqueeze(0))[0]
+
+    def __str__(self) -> str:
+        cut = f", centre crop {self.crop}×{self.crop}" if self.crop else ""
+        return f"resize to {self.resize}×{self.resize} ({self.interpolation}){cut}"
+
+    @property
+    def side(self) -> int:
+        """The side of the resulting images."""
+        return self.crop or self.resize
+
+    def frame(self, image: "str | Path | Image") -> Any:
+        """The image before the crop: a (resize, resize, 3) array of bytes."""
+        from ..data.decode import pixels_of, square, why_unreadable
+
+        if not isinstance(image, str | Path):
+            return square(image, self.resize).copy()
+        try:
+            return pixels_of(Path(image).expanduser(), self.resize).copy()
+        except Exception as error:  # Pillow may raise anything on a broken file
+            raise DataError(f"cannot read {image}: {why_unreadable(error)}; give an image file") from None
+
+    def views(self, frames: "Tensor") -> "Tensor":
+        """Images (B, C, side, side) from frames (B, resize, resize, 3); a model of one channel gets grey images."""
+        from ..data.store import centre_crop
+
+        images = centre_crop(frames, self.crop or None)
+        return images.mean(1, keepdim=True) if self.mean is not None and len(self.mean) == 1 else images
+
+    def told(self, resize: int | None = None, crop: int | None = None) -> "Preprocessing":
+        """The same with the user's resize and crop; without a record, resize is 256/224 of the crop."""
+        if resize is None and crop is None:
+            return self
+        inner = self.crop if crop is None else crop
+        if resize is None:
+            resize = _around(inner, self.side) if self.assumed else self.resize
+        return replace(self, resize=resize, crop=inner, assumed=False)
+
+    def described(self) -> dict[str, Any]:
+        """The values for JSON."""
+        return {name: asdict(self)[name] for name in ("resize", "crop", "interpolation", "mean", "std")}
+
+    @classmethod
+    def for_size(
+        cls, size: Sequence[int] | None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> "Preprocessing":
+        """The assumption for a model without a record: a crop of its size, with the papers' ratio 256 to 224."""
+        side = max(size or (_USUAL,))
+        return cls(_around(side, side), side, mean=_tuple(mean), std=_tuple(std), assumed=True)
+
+    @classmethod
+    def recorded(
+        cls, record: Mapping[str, Any], size: Sequence[int], mean: Sequence[float], std: Sequence[float]
+    ) -> "Preprocessing":
+        """The preprocessing of a record. With resize 0 (images in memory), files are resized to the model's size."""
+        resize, crop = record["resize"], record["crop"]
+        wide = resize or _around(crop, max(size))
+        return cls(wide, crop, record["interpolation"], _tuple(mean), _tuple(std), in_memory=(resize, crop))
+
+
+def preprocessing_of(model: Any) -> Preprocessing:
+    """A model's own preprocessing; for other modules, the assumption that follows from their size."""
+    own = getattr(model, "preprocess", None)
+    return own if isinstance(own, Preprocessing) else Preprocessing.for_size(getattr(model, "size", None))
+
+
+def record_of(data: "DataSettings | Mapping[str, Any]") -> dict[str, Any]:
+    """The settings that are saved with a model, checked: resize, crop, interpolation."""
+    known = data if isinstance(data, Mapping) else {"resize": data.resize, "crop": data.crop}
+    record: dict[str, Any] = {"resize": 0, "crop": 0, "interpolation": INTERPOLATION} | dict(known)
+    resize, crop = record["resize"], record["crop"]
+    whole = len(record) == 3 and all(type(side) is int and 0 <= side <= LARGEST_SIDE for side in (resize, crop))
+    if not whole or record["interpolation"] != INTERPOLATION or 0 < resize < crop:
+        raise SettingsError(
+            f"invalid preprocessing {record}: give whole numbers for resize and crop, crop at most resize, "
+            f"and {INTERPOLATION} for interpolation"
+        )
+    return record
+
+
+def _around(crop: int, side: int) -> int:
+    """The resize for a crop, in the ratio 256 to 224; without a crop, the side itself."""
+    return round(crop * 256 / 224) if crop else side
+
+
+def _tuple(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(float(value) for value in values)

@@ -1,0 +1,139 @@
+"""The input of the ascent: an objective of the embeddings, a ball around the images, a budget and a key.
+
+A *unit* is a group of V views that is attacked together: one image in an attack, the three of a triplet in hardness
+manipulation. Images are (U, V, C, H, W), their embeddings (U, V, D).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..distributed import Ranks
+from ..errors import SettingsError, check
+from ..model.frozen import Embed
+from ..random import Key
+from .ball import Ball
+from .settings import Budget
+
+__all__ = ["Ascent", "Objective", "Problem", "Value", "Watch", "check_units", "refuse_watch"]
+
+Value = Callable[[Tensor, Tensor], Tensor]  # embeddings (U', V, D) of some units and their positions (U',) to a number
+Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it starts from, their positions (U',)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The function to climb. Each callable takes the embeddings (U', V, D) of some units and their positions (U',) in
+    the original batch; constants are looked up by position, never assumed aligned."""
+
+    value: Value  # one number per unit, or one scalar where the objective couples the units
+    # Hinged objectives: which units met their goal and have zero gradient; one boolean where units are coupled.
+    # If `value` has a maximum, give it as `top` instead: units there are finished, and nothing is computed twice.
+    done: Value | None = None
+    first: Value | None = None  # replaces `value` in the first step from a zero start, where `value` is stationary
+    coupled: bool = False
+    top: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self.done is None or self.top is None, "give `done` or `top`, not both")
+
+    @property
+    def goal(self) -> Value | None:
+        """Which units are finished, by `done` or at `top`; None where the objective has no end."""
+        value, top = self.value, self.top  # not self: the closure would keep the objective and its tensors alive
+        return self.done if top is None else lambda e, positions: value(e, positions) >= top
+
+    def met(self, embeddings: Tensor, positions: Tensor, value: Tensor | None = None) -> Tensor | None:
+        """(U',) which units are finished; None where the objective has no goal. Give `value` where it is known."""
+        goal = self.goal
+        if goal is None:
+            return None
+        if value is not None and self.top is not None:
+            done = value.detach() >= self.top
+        else:
+            done = goal(embeddings.detach(), positions)
+        check(
+            done.ndim == 0 or not self.coupled,
+            "a coupled objective has one end for the batch: `done` must give one boolean",
+        )
+        return done.expand(len(positions))
+
+    def shared(self, ranks: Ranks, count: int) -> "Objective":
+        """The same for this rank's share of `count` units; positions count from its first.
+
+        Where units are coupled, every rank gathers all embeddings and takes the gradient of its own units.
+        """
+        if not ranks.splits(count):
+            return self
+        first = ranks.share(count).start
+
+        def of(goal: Value | None) -> Value | None:
+            if goal is None:
+                return None
+            if self.coupled:
+                return lambda e, at: goal(ranks.gathered(e, count), torch.arange(count, device=at.device))
+            return lambda e, at: goal(e, at + first)
+
+        value = of(self.value)
+        assert value is not None
+        return Objective(value, of(self.done), of(self.first), self.coupled, self.top)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Climb `objective` inside `ball` with `budget`.
+
+    `key` determines all random draws. `moves` says which views of a unit may move; None is all of them.
+    """
+
+    embed: Embed
+    objective: Objective
+    ball: Ball
+    budget: Budget = field(default_factory=Budget)
+    key: Key | None = None
+    moves: tuple[bool, ...] | None = None
+
+    def moving(self, views: int) -> tuple[list[int], list[int]]:
+        """Which views move, and which stay fixed."""
+        moves = self.moves or (True,) * views
+        check(
+            len(moves) == views and any(moves),
+            f"{views} views and moves = {moves}: give one boolean per view, one or more True",
+        )
+        return [v for v, moved in enumerate(moves) if moved], [v for v, moved in enumerate(moves) if not moved]
+
+    def drawn(self, purpose: str) -> Key:
+        """The key, which `purpose` requires."""
+        if self.key is None:
+            raise SettingsError(f"{purpose} need a key")
+        return self.key
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """The perturbed units and what they cost."""
+
+    images: Tensor  # (U, V, …); fixed views are unchanged
+    value: Tensor | None  # (U,) the objective reached, where it was measured (best iterate or restarts)
+    image_steps: int  # forward and backward passes of one image
+    active: list[int] = field(default_factory=list)  # unfinished units at each step of the first start
+    queries: int = 0  # forward passes of a method without gradients
+
+
+def refuse_watch(watch: Watch | None, method: str) -> None:
+    """Refuse a watcher: the step before the last is not the one before the result."""
+    check(watch is None, f"{method} keeps its best iterate, so the step before the last cannot be measured: use PGD")
+
+
+def check_units(images: Tensor, ids: Tensor | None, embedded: Tensor | None, starts: Tensor | None) -> None:
+    """Refuse ids, embeddings and starts that do not match the units."""
+    units = len(images)
+    if ids is not None:
+        check(ids.shape == (units,), f"{units} units but ids of shape {tuple(ids.shape)}; give one id per unit")
+    if embedded is not None:
+        fits = embedded.ndim == 3 and embedded.shape[:2] == images.shape[:2]
+        check(fits, f"embedded has shape {tuple(embedded.shape)}; give (units, views, dimension)")
+    if starts is not None:
+        check(starts.shape == images.shape, f"starts have shape {tuple(starts.shape)}, images {tuple(images.shape)}")

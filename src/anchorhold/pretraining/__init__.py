@@ -1,0 +1,1 @@
+"""Robust weights to start from."""

@@ -1,0 +1,1 @@
+"""Files on disk: run folders, records, locks and atomic writes. Loads without torch."""

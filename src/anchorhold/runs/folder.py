@@ -1,0 +1,188 @@
+"""A run is a folder; its files are never half written.
+
+    run.json            settings, seed, versions, commit, data fingerprint, final numbers
+    metrics.jsonl       one line per epoch
+    last.safetensors    checkpoint: model, optimiser and defence state; previous.safetensors is the one before
+    model.safetensors   the exported model
+
+Files are written under a temporary name, flushed to the disk and renamed. No pickle is read or written.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import RunError, lacks_memory
+from .fields import field, number, parsed
+from .files import regular
+from .schemas import RUN_SCHEMA, upgraded
+from .sealed import SEAL, check_seal, save_sealed
+from .writing import appended, atomic
+
+__all__ = ["EXPORT", "Run", "without_nan"]
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXPORT = "model.safetensors"  # file name of the exported model in a run folder
+
+T = TypeVar("T")
+
+
+class Run:
+    """A run folder, for reading and writing."""
+
+    def __init__(self, path: str | Path, writes: bool = True) -> None:
+        self.path = Path(path)
+        self.writes = writes  # only the first of several ranks writes
+        self.broken = ""  # why `load` had to skip a checkpoint
+
+    @classmethod
+    def create(cls, path: str | Path, info: Mapping[str, Any], *, replace: bool = False) -> "Run":
+        """Make a new run folder; a folder that holds a run is refused unless `replace`."""
+        run = cls(path)
+        # A run without a checkpoint has nothing to lose.
+        if not replace and any((run.path / f"{name}.safetensors").exists() for name in ("last", "previous", "model")):
+            raise RunError(
+                f"{run.path} already holds a run; to resume it, run `anchorhold resume {run.path}`, "
+                "or choose another --out"
+            )
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot create the run folder {run.path}: {error.strerror}; choose another --out") from None
+        for name in ("last", "previous", "model"):
+            (run.path / f"{name}.safetensors").unlink(missing_ok=True)
+        (run.path / "metrics.jsonl").unlink(missing_ok=True)
+        run.write_json({"schema": RUN_SCHEMA, **info})
+        return run
+
+    # run.json
+
+    def write_json(self, info: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
+        with atomic(self.path / "run.json") as temporary:
+            temporary.write_text(
+                json.dumps(without_nan(info), indent=2, ensure_ascii=False, allow_nan=False) + "\n",
+                encoding="utf-8",
+                errors="backslashreplace",  # for file names that are not UTF-8; JSON has the same escapes
+            )
+
+    def read_json(self) -> dict[str, Any]:
+        try:
+            info: dict[str, Any] = parsed(regular(self.path / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunError(
+                f"{self.path} is not a run folder: it has no run.json; give a folder that `anchorhold train` made"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {self.path / 'run.json'}: {error}") from None
+        info = upgraded(info) if isinstance(info, dict) else info
+        schema = info.get("schema") if isinstance(info, dict) else None
+        if schema != RUN_SCHEMA:
+            raise RunError(
+                f"{self.path / 'run.json'} has schema {schema!r}, but this version reads {RUN_SCHEMA}; "
+                "use the version that wrote it"
+            )
+        return info
+
+    def field(self, info: Mapping[str, Any], place: str, kind: type[T]) -> T:
+        """The value at a dotted place of run.json, checked for its type."""
+        return field(info, place, kind, self.path / "run.json", "restore the run from a copy, or train again")
+
+    def update_json(self, **fields: Any) -> None:
+        if self.writes:
+            self.write_json({**self.read_json(), **fields})
+
+    # metrics.jsonl
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
+        appended(self.path / "metrics.jsonl", json.dumps(without_nan(row), allow_nan=False) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All complete lines; the last one may be cut off if the run was killed."""
+        rows = []
+        if (self.path / "metrics.jsonl").exists():
+            try:
+                text = regular(self.path / "metrics.jsonl").read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise RunError(f"cannot read {self.path / 'metrics.jsonl'}: {error}") from None
+            for line in text.splitlines():
+                try:
+                    row = parsed(line)
+                except ValueError:
+                    break
+                rows += [row] if isinstance(row, dict) else []
+        return rows
+
+    def cut_metrics(self, epoch: int) -> None:
+        """Remove the lines of epochs after `epoch`, the last complete one of the checkpoint: they will come again."""
+        if not self.writes:
+            return
+        rows = [row for row in self.metrics() if (number(row.get("epoch")) or 0) <= epoch]
+        with atomic(self.path / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+    # checkpoints
+
+    def save(self, tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> None:
+        """Write last.safetensors; the old one becomes previous.safetensors."""
+        if not self.writes:
+            return
+        last = self.path / "last.safetensors"
+        with atomic(last, before=self.path / "previous.safetensors") as temporary:
+            # clone: safetensors refuses tensors that share memory or are not dense
+            whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+            save_sealed(whole, temporary, "state", state)
+
+    def unstarted(self) -> bool:
+        """Whether the run has only its initial checkpoint, which the same command would make again."""
+        from safetensors import safe_open
+
+        last = self.path / "last.safetensors"
+        further = any((self.path / f"{name}.safetensors").exists() for name in ("previous", "model"))
+        if further or not last.exists() or self.metrics():
+            return False
+        try:
+            with safe_open(regular(last), framework="pt") as file:
+                return bool(json.loads(file.metadata()["state"])["step"] == 0)
+        except Exception:  # a damaged checkpoint may hold progress
+            return False
+
+    def load(self) -> tuple[dict[str, "Tensor"], dict[str, Any]] | None:
+        """The last readable checkpoint, or None if there is none yet; `broken` says which one was skipped."""
+        from safetensors import safe_open
+
+        broken = []
+        for name in ("last.safetensors", "previous.safetensors"):
+            path = self.path / name
+            if not path.exists():
+                continue
+            try:
+                check_seal(path)
+                with safe_open(path, framework="pt") as file:
+                    state = parsed(file.metadata()["state"])
+                    state.pop(SEAL, None)
+                    return {key: file.get_tensor(key) for key in file.keys()}, state  # noqa: SIM118
+            except Exception as error:  # safetensors has its own exceptions for truncated files
+                if lacks_memory(error):
+                    raise
+                broken.append(f"{name} ({error})")
+                self.broken = f"{path} cannot be read ({error}); resuming from the checkpoint before it"
+        if broken:
+            raise RunError(f"no checkpoint in {self.path} can be read: {'; '.join(broken)}; train again")
+        return None
+
+
+def without_nan(value: Any) -> Any:
+    """The same value with null for NaN and infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

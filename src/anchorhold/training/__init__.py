@@ -1,0 +1,1 @@
+"""From images and a recipe to a model in a run folder."""

@@ -1,0 +1,131 @@
+"""The two regimes of training: a defence is evaluated by the model's embeddings, a pretraining by its features.
+
+The loop is the same for both. Everything in which they differ is here: the losses, what is trained beside the
+model, what is evaluated, and what counts as failure.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ..config.build import to_dict
+from ..config.settings import Settings
+from ..console import Report
+from ..data.images import Images
+from ..defences.menu import Defence, defence_named
+from ..distributed import Ranks
+from ..errors import check
+from ..model.embedder import Embedder
+from ..model.trainable import Trainable
+from ..pretraining.features import Precision, Through, Unit
+from ..pretraining.menu import PRETRAININGS
+from ..random import Key
+from ..runs.fields import dig, number
+from ..runs.folder import Run
+from .checkpoint import Progress
+from .evaluation import evaluate_model, retrieval, signs_of_collapse
+from .safety import judge_collapse, judge_features
+
+__all__ = ["Defending", "Pretraining", "Regime", "regime_of"]
+
+
+@dataclass(eq=False)
+class Regime(ABC):
+    """What a run trains by, and how its model is evaluated and judged; the fields stay the same for the whole run."""
+
+    settings: Settings
+    model: Embedder | Trainable  # on its device already
+    images: Images  # the training split
+    test: Images
+    key: Key  # the run's; each evaluation derives its own
+    precision: Precision  # the context in which attacks compute
+    losses: Defence = field(init=False)  # each loss that it yields is one optimiser step
+    companion: nn.Module | None = field(init=False, default=None)  # trained and saved along with the model
+
+    @property
+    def name(self) -> str:
+        """The name of the defence or pretraining."""
+        return defence_name(self.settings)
+
+    def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
+        """Prepare a session before its first step; `note` shows a text beside the progress bar."""
+        return  # a defence needs nothing
+
+    def signs(self) -> dict[str, float]:
+        """Numbers that are measured after every epoch."""
+        return {}
+
+    @abstractmethod
+    def evaluate(self) -> dict[str, float]:
+        """Numbers that are measured every `train.evaluate_every` epochs."""
+
+    @abstractmethod
+    def judge(self, run: Run, at: Progress, row: Mapping[str, Any], report: Report) -> None:
+        """Stop the run, or warn, if the numbers of an epoch (`row`) show that training has failed."""
+
+
+@dataclass(eq=False)
+class Defending(Regime):
+    """Train by a defence: retrieval goes by embeddings, and a collapse ends the run."""
+
+    def __post_init__(self) -> None:
+        self.losses = defence_named(self.name)
+
+    def signs(self) -> dict[str, float]:
+        return signs_of_collapse(self.model, self.images, self.key("collapse"))
+
+    def evaluate(self) -> dict[str, float]:
+        return evaluate_model(self.model, self.test, self.settings.train, self.key("look"), self.precision)
+
+    def judge(self, run: Run, at: Progress, row: Mapping[str, Any], report: Report) -> None:
+        judge_collapse(run, self.settings, at, row, report)
+
+
+@dataclass(eq=False)
+class Pretraining(Regime):
+    """Train by a pretraining: retrieval goes by pooled features, and lost features are flagged.
+
+    The head is not trained, so its embeddings show no collapse.
+    """
+
+    def __post_init__(self) -> None:
+        check(
+            isinstance(self.model, Embedder),
+            f"{self.name} trains the features of an Embedder, and a module of your own does not say which those are",
+        )
+        self._entry = PRETRAININGS[self.name]
+        self.losses = self._entry.run
+        made = self._entry.companion(self.model, self.images.labels, self.settings.defence)
+        self.companion = made.to(self.images.labels.device)
+        self._start: float | None = None  # R@1 of the features before training
+
+    def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
+        if at.step == 0:
+            note("evaluating the features before training")
+            found, _ = retrieval(self._features(), self.test)
+            run.update_json(start={f"features_{name}": value for name, value in found.items()})
+        self._start = number(dig(ranks.once(run.read_json), "start", "features_r1"))
+
+    def evaluate(self) -> dict[str, float]:
+        settings, key = self.settings, self.key("look")
+        row = self._entry.measure(self.model, self.companion, self.images, settings.defence, key, self.precision)
+        found = evaluate_model(self._features(), self.test, settings.train, key, self.precision)
+        return row | {f"features_{name}": value for name, value in found.items()}
+
+    def judge(self, run: Run, at: Progress, row: Mapping[str, Any], report: Report) -> None:
+        judge_features(run, self._start, row, report)
+
+    def _features(self) -> Through:
+        return Through(self.model, Unit())
+
+
+def regime_of(settings: Settings) -> type[Regime]:
+    """The regime for the defence or pretraining that the settings name."""
+    return Pretraining if defence_name(settings) in PRETRAININGS else Defending
+
+
+def defence_name(settings: Settings) -> str:
+    return str(to_dict(settings)["defence"]["name"])

@@ -1,0 +1,546 @@
+"""The strong audit: never weaker than the standard one, not fooled by what hides gradients, and receipts that hold."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anchorhold as ah
+from anchorhold.attacks.goal import Scene
+from anchorhold.attacks.menu import goal_named
+from anchorhold.attacks.run import attack
+from anchorhold.auditing import ensemble, run
+from anchorhold.auditing import standard as sweep
+from anchorhold.auditing.algorithm1 import algorithm1
+from anchorhold.auditing.ensemble import FALLS, MEMBERS
+from anchorhold.auditing.flags import strong_below_standard
+from anchorhold.auditing.outcomes import ColumnValue, Outcome, Score
+from anchorhold.auditing.realisable import FILE_FORMS, in_8_bits, levels_within, through_jpeg
+from anchorhold.auditing.result import Audit
+from anchorhold.auditing.sample_size import check_until
+from anchorhold.auditing.strong import overstated
+from anchorhold.cli.strong import print_tables, second_model
+from anchorhold.data.splits import Split
+from anchorhold.errors import RunError, SettingsError
+from anchorhold.model.embedder import Embedder
+from anchorhold.perturb.ascend import ascend
+from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.settings import Budget
+from anchorhold.random import Key
+from anchorhold.report.strong import tables_of
+from tests.cli.test_main import run as cli
+
+pytestmark = pytest.mark.medium
+
+QUICK: dict[str, Any] = {"steps": 4, "eps": 16 / 255, "alpha": 5 / 255, "limit": 12, "batch": 12, "device": "cpu"}
+QUICK |= {"resamples": 49, "examine": None}
+
+
+def shorter(steps: int = 5, queries: int = 8) -> tuple[ensemble.Member, ...]:
+    """The ensemble with little work in it."""
+
+    def less(member: ensemble.Member) -> ensemble.Member:
+        budget, most = member.budget, queries if member.kind == "black" else steps
+        return replace(member, budget=lambda eps: replace(budget(eps), steps=most, restarts=1))
+
+    return tuple(less(member) for member in MEMBERS)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_ensemble() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "MEMBERS", shorter())
+        yield
+
+
+@pytest.fixture(scope="module")
+def digits() -> Split:
+    test = ah.dataset("digits").test
+    return test.keep(torch.arange(0, len(test), 4))
+
+
+@pytest.fixture(scope="module")
+def model() -> Embedder:
+    return Embedder("small", 16, channels=1, size=8)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audits") / "strong"
+
+
+@pytest.fixture(scope="module")
+def strong(model: Embedder, digits: Split, place: Path) -> Audit:
+    return ah.audit(model, digits, strength="strong", epsilons=[4 / 255, 24 / 255], out=place, **QUICK)
+
+
+# ---------------------------------------------------------------- never weaker
+
+
+def rows_of(audit: Audit, protocol: str) -> dict[str, Tensor]:
+    return {name: row for each in audit.runs for name, row in each.measures.get(protocol, {}).items()}
+
+
+def test_strong_never_leaves_more_than_standard_sample_by_sample(strong: Audit) -> None:
+    before, after = rows_of(strong, "corrected"), rows_of(strong, "strong")
+    assert (
+        set(after) == set(before) == {"CA+", "CA-", "QA+", "QA-", "TMA", "ES:D", "ES:R", "LTM", "GTM", "GTT", "GTT@1"}
+    )
+    for name, row in after.items():
+        assert ((row >= before[name]) if name in FALLS else (row <= before[name])).all(), name
+    assert any((after[name] != before[name]).any() for name in ("CA+", "CA-", "QA+", "QA-"))
+    initial = {name: row for each in strong.runs for name, row in each.initial.get("strong", {}).items()}
+    for name, row in after.items():  # nor more than no attack at all
+        assert ((row >= initial[name]) if name in FALLS else (row <= initial[name])).all(), name
+
+
+def test_the_standard_runs_are_its_first_members(strong: Audit) -> None:
+    """Made again inside the ensemble they are the same, so what counts needs no correction."""
+    assert strong.strong is not None
+    columns, after = strong.protocols["corrected"].columns, strong.strong["after"]
+    for name in ("CA-", "QA-", "TMA"):
+        worst = torch.maximum(rows_of(strong, "corrected")[name], initial_of(strong, name)).mean()
+        assert after[name]["standard"] == pytest.approx(float(worst) * (1 if name == "TMA" else 100), abs=1e-6)
+    both = torch.stack([rows_of(strong, "corrected")[name] for name in ("ES:R", "LTM", "GTM")]).amin(0)
+    assert after["recall"]["standard"] == pytest.approx(100 * float(both.minimum(initial_of(strong, "ES:R")).mean()))
+    assert columns["ES:D"].value == pytest.approx(after["ES"]["standard"])
+    for members in after.values():
+        assert list(members) == ["standard", "pgd", "apgd", "apgd-free", "cw", "square"]
+
+
+def initial_of(audit: Audit, name: str) -> Tensor:
+    return next(each.initial["strong"][name] for each in audit.runs if name in each.initial.get("strong", {}))
+
+
+def test_the_three_recall_columns_are_one_number(strong: Audit) -> None:
+    rows = rows_of(strong, "strong")
+    assert torch.equal(rows["ES:R"], rows["LTM"]) and torch.equal(rows["ES:R"], rows["GTM"])
+    score = strong.protocols["strong"].ers
+    assert score is not None and score.value < strong.protocols["corrected"].ers.value  # type: ignore[union-attr]
+    assert ["published", "corrected", "strong"] in [line.split() for line in str(strong).splitlines()]
+
+
+def test_the_order_of_members_can_only_help_the_attacker(strong: Audit) -> None:
+    assert strong.strong is not None
+    for name, after in strong.strong["after"].items():
+        values = list(after.values())
+        assert values == sorted(values, reverse=name not in (*FALLS, "ES")), name
+
+
+def test_batches_change_nothing(strong: Audit, model: Embedder, digits: Split) -> None:
+    double = Embedder("small", 16, channels=1, size=8).double()
+    settings = {**QUICK, "attacks": ["QA+", "GTM"], "limit": 10, "strength": "strong"}
+    one = ah.audit(double, digits, **{**settings, "batch": 10})
+    two = ah.audit(double, digits, **{**settings, "batch": 4})
+    for name, row in rows_of(one, "strong").items():
+        assert torch.allclose(row, rows_of(two, "strong")[name], atol=1e-9)
+
+
+def test_a_stopped_audit_goes_on(strong: Audit, model: Embedder, digits: Split, place: Path) -> None:
+    again = ah.audit(model, digits, strength="strong", epsilons=[4 / 255, 24 / 255], out=place, **QUICK)
+    assert again.to_dict()["protocols"] == strong.to_dict()["protocols"] and again.curve == strong.curve
+    with pytest.raises(RunError, match="another attack"):
+        ah.audit(model, digits, strength="strong", epsilons=[5 / 255], out=place, **QUICK)
+
+
+# ---------------------------------------------------------------- curves, files
+
+
+def test_curves_fall(strong: Audit, place: Path) -> None:
+    assert strong.curve is not None
+    assert strong.curve["eps"] == [0.0, 4 / 255, 16 / 255, 24 / 255]
+    for name, line in strong.curve["lines"].items():
+        assert line == sorted(line, reverse=name not in FALLS), name
+    assert strong.curve["lines"]["R@1"][2] == pytest.approx(strong.protocols["strong"].columns["GTM"].value)
+    assert strong.curve["lines"]["ERS"][2] == pytest.approx(strong.protocols["strong"].ers.value)  # type: ignore[union-attr]
+    assert json.loads((place / "audit.json").read_text())["curve"]["lines"]["R@1"] == strong.curve["lines"]["R@1"]
+
+
+def test_a_curve_of_standard_attacks(model: Embedder, digits: Split) -> None:
+    found = ah.audit(model, digits, epsilons=[4 / 255, 32 / 255], attacks=["GTM", "QA+"], **QUICK)
+    assert found.curve is not None and "strong" not in found.protocols and found.receipts is None
+    assert found.curve["lines"]["R@1"] == sorted(found.curve["lines"]["R@1"], reverse=True)
+    assert found.curve["lines"]["QA+"][0] > found.curve["lines"]["QA+"][-1]
+
+
+def test_a_curve_is_shown_with_its_attacks_and_its_queries(model: Embedder, digits: Split, tmp_path: Path) -> None:
+    few = {**QUICK, "limit": 20}
+    found = ah.audit(model, digits, epsilons=[4 / 255], attacks=["ES", "GTM", "QA+"], out=tmp_path, **few)
+    assert found.curve is not None
+    curve, table = found.curve, str(found)
+    assert curve.get("protocol") == "corrected" and curve["queries"] == 20 < len(digits)
+    assert curve["attacks"]["R@1"] == curve["attacks"]["GTM"] == ["ES", "GTM"] and curve["attacks"]["QA+"] == ["QA+"]
+    # ε = 0 is of the attacked queries, like every other point, and the clean R@1 of all of them is beside it.
+    clean = found.protocols["corrected"].columns["ES:R"].initial
+    assert curve["lines"]["R@1"][0] == pytest.approx(clean)
+    row = next(line for line in table.splitlines() if line.startswith("R@1 "))
+    assert [float(cell) for cell in row.split()[1:]] == pytest.approx(curve["lines"]["R@1"], abs=0.05)
+    head = next(line for line in table.splitlines() if line.startswith("against ε"))
+    assert head.split()[2:] == ["0", "(clean)", "4/255", "16/255"]
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for text in (table, page):
+        assert "ES, GTM" in text and f"{found.clean['R@1'].value:.1f}" in text and "20 attacked queries" in text
+    assert json.loads((tmp_path / "audit.json").read_text())["curve"]["queries"] == 20
+
+
+@pytest.mark.parametrize("name", ["QA+", "GTM", "GTT"])
+def test_a_larger_eps_starts_where_a_smaller_one_ended(
+    name: str, model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[float] = []
+
+    def spy(embed: Any, images: Tensor, *others: Any, starts: Tensor | None = None, **more: Any) -> Any:
+        if starts is not None:
+            begun.append(float((starts - images).abs().max()))
+        return attack(embed, images, *others, starts=starts, **more)
+
+    monkeypatch.setattr(ensemble, "attack", spy)
+    ah.audit(model, digits, epsilons=[4 / 255, 8 / 255], attacks=[name], **QUICK)
+    assert begun == pytest.approx([4 / 255, 8 / 255], abs=1e-6)  # of 8/255 and of 16/255
+
+
+def test_a_curve_of_standard_attacks_is_made_by_nothing_else(
+    model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The goals and the budget of the audit at every ε, the step in proportion: points can be compared."""
+    made: list[tuple[str, float, Budget]] = []
+
+    def spy(
+        embed: Any,
+        images: Tensor,
+        scene: Any,
+        goal: Any,
+        ids: Any,
+        ball: Any,
+        budget: Budget,
+        *others: Any,
+        **more: Any,
+    ) -> Any:
+        made.append((goal.name, ball.eps, budget))
+        assert more.get("find", ascend) is ascend and more.get("objective") is None
+        return attack(embed, images, scene, goal, ids, ball, budget, *others, **more)
+
+    monkeypatch.setattr(ensemble, "attack", spy)
+    ah.audit(model, digits, epsilons=[8 / 255, 32 / 255], attacks=["GTM", "LTM"], **QUICK)
+    assert [name for name, *_ in made] == ["GTM", "LTM"] * 5  # from the clean images, and twice from the ε before
+    for _, eps, budget in made:
+        assert budget == Budget(4, 5 / 255 * eps / (16 / 255))
+
+
+def test_scores_as_files(strong: Audit) -> None:
+    assert strong.strong is not None
+    for form in ("8 bits", "JPEG 90"):
+        kept = strong.strong["realisable"][form]
+        assert set(kept["columns"]) == set(strong.protocols["strong"].columns) and kept["ers"] is not None
+    bits, jpeg = (strong.strong["realisable"][form]["ers"] for form in ("8 bits", "JPEG 90"))
+    score = strong.protocols["strong"].ers
+    assert score is not None and abs(bits - score.value) < 3 and jpeg > score.value
+
+
+def test_what_is_rounded_stays_within_an_eps_between_two_levels() -> None:
+    clean = in_8_bits(torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    moved = (clean + 0.01).clamp(0, 1)  # 2.55 levels
+    assert ((FILE_FORMS["8 bits"](moved, clean, 0.01) - clean) * 255).round().max() == 2
+
+
+def test_levels_stay_within_eps_and_jpeg_changes_images() -> None:
+    clean = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    images = (clean + 0.04 * torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))).clamp(0, 1)
+    images = torch.minimum(torch.maximum(images, clean - 0.05), clean + 0.05)
+    levels = levels_within(images, clean, 0.05)
+    assert ((levels.double() / 255 - clean.double()).abs() <= 0.05 + 1e-6).all()
+    assert ((levels.double() / 255 - images.double()).abs() <= 1 / 255).all()
+    held = in_8_bits(clean.clamp(0.1, 0.9))
+    for shift, nearest in ((0.4, 0), (0.6, 1)):
+        moved = levels_within(held.double() + shift / 255, held, 0.05)
+        assert torch.equal(moved.int(), (255 * held).round().int() + nearest)
+    assert torch.equal(levels_within(in_8_bits(clean), in_8_bits(clean), 0.0).float() / 255, in_8_bits(clean))
+    colour = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    for each in (images, colour):
+        back = through_jpeg(each)
+        assert back.shape == each.shape and not torch.equal(back, each)
+        assert torch.equal(back, in_8_bits(back))
+    assert (through_jpeg(images) - images).abs().mean() < 0.02  # at 75 it would be .03
+
+
+# ---------------------------------------------------------------- precision
+
+
+def on_a_circle(x: Tensor) -> Tensor:
+    """The angle is 4 (mean − ½); under autocast it lies, and says the opposite."""
+    angle = 4 * (x.flatten(1).mean(1) - 0.5)
+    angle = -angle if torch.is_autocast_enabled("cpu") else angle
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def two_classes() -> tuple[Tensor, Scene]:
+    images = (0.5 + 0.03 * torch.tensor([-2.0, -1.5, -1.0, 1.0, 1.5, 2.0]))[:, None, None, None].expand(6, 1, 2, 2)
+    return images.clone(), Scene.of(on_a_circle(images), torch.tensor([0, 0, 0, 1, 1, 1]))
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd", "apgd-free", "cw"])
+def test_who_seems_beaten_in_coarse_precision_is_attacked_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, scene = two_classes()
+    task = ensemble.Task("recall", goal_named("margin", "corrected"), (), {"margin": "margin"})
+    member = next(each for each in MEMBERS if each.name == name)
+
+    def left(coarse: bool) -> tuple[list[int], int]:
+        contest = ensemble.Contest(task, on_a_circle, images, scene, torch.arange(6), Key.of(0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=coarse):
+            contest.enter(member, Ball(0.1), None)
+        assert (contest.images - images).abs().max() <= 0.1 + 1e-6
+        return contest.left().tolist(), contest.steps
+
+    exact, steps = left(coarse=False)
+    again, more = left(coarse=True)
+    assert again == exact and steps < more <= steps + 12  # what was wasted on the lie
+    monkeypatch.setattr(ensemble.Contest, "_met", lambda *_: None)
+    assert len(left(coarse=True)[0]) >= 4 > len(exact) and left(coarse=False)[0] == exact
+
+
+def test_square_asks_in_half_precision_only_where_that_is_finite() -> None:
+    """A faked fp16, which overflows in bright images."""
+    inside: list[str] = []
+
+    @contextmanager
+    def half() -> Iterator[None]:
+        inside.append("half")
+        yield
+        inside.pop()
+
+    def embed(x: Tensor) -> Tensor:
+        e = x.flatten(1)
+        return torch.where(e > 0.8, torch.inf, e) if inside else e
+
+    dark, bright = torch.full((2, 1, 2, 2), 0.5), torch.full((2, 1, 2, 2), 0.75)
+    with ensemble.for_queries(embed, dark, 0.1, half):
+        assert inside == ["half"]
+    for eps in (0.1, -0.1):  # the images themselves are finite, an end of the ball is not
+        with ensemble.for_queries(embed, bright, eps, half):
+            assert inside == []
+    with ensemble.for_queries(embed, 0.9 + 0 * dark, 0.0, half):
+        assert inside == []
+    before = torch.is_autocast_enabled("cuda")
+    with ensemble.for_queries(embed, dark, 0.1):  # on a CPU
+        assert inside == [] and not torch.is_autocast_enabled("cuda") and not torch.is_autocast_enabled("cpu")
+    assert torch.is_autocast_enabled("cuda") == before
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_tables_say_what_members_left_and_what_files_keep(strong: Audit, place: Path, capsys: Any) -> None:
+    found = tables_of(strong.to_dict())
+    assert strong.strong is not None
+    head, *rows = found["After each member"]
+    assert head == ["goal", "standard", "pgd", "apgd", "apgd-free", "cw", "square"]
+    assert {row[0] for row in rows} == {"R@1", "CA+", "CA-", "QA+", "QA-", "TMA", "ES:D", "GTT"}
+    recall = next(row for row in rows if row[0] == "R@1")
+    assert recall[1:] == [f"{value:.1f}" for value in strong.strong["after"]["recall"].values()]
+    head, *rows = found["As files"]
+    assert head == ["column", "as found", "8 bits", "JPEG 90"] and rows[-1][0] == "ERS"
+    assert (
+        rows[-1][1:]
+        == [
+            f"{value:.1f}"
+            for value in (
+                strong.protocols["strong"].ers.value,  # type: ignore[union-attr]
+                *(strong.strong["realisable"][form]["ers"] for form in head[2:]),
+            )
+        ]
+    )
+    assert tables_of({"protocols": {}}) == {}
+    print_tables(strong.to_dict())
+    printed, page = capsys.readouterr().out, (place / "page.html").read_text(encoding="utf-8")
+    for title, table in found.items():
+        assert title in printed and title in page
+        for row in table:
+            assert any(line.split() == " ".join(row).split() for line in printed.splitlines()), row
+            assert all(f">{cell}</t" in page for cell in row)
+
+
+def test_a_second_model_has_its_own_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "theirs_of_mine.py").write_text("from torch import nn\n\ndef make():\n    return nn.Flatten()\n")
+    monkeypatch.chdir(tmp_path)
+    Embedder("small", 4, channels=1, size=8, mean=[0.25], std=[0.5]).save("own.safetensors")
+
+    def statistics(spec: str, own: tuple[str, str], size: str = "") -> tuple[float, float] | None:
+        found = second_model(spec, own, (".1", ".2"), size)
+        found = getattr(found, "module", found) if spec.endswith("safetensors") else found
+        return None if found.mean is None else (round(float(found.mean), 3), round(float(found.std), 3))
+
+    assert statistics("theirs_of_mine:make", (".3", ".4")) == (0.3, 0.4)
+    assert statistics("theirs_of_mine:make", ("", "")) == (0.1, 0.2)  # it knows none: the victim's
+    assert statistics("own.safetensors", ("", "")) == (0.25, 0.5)
+    assert statistics("own.safetensors", ("", ""), "16") == (0.25, 0.5)
+    assert second_model("theirs_of_mine:make", ("", ""), ("", ""), "").mean is None
+    with pytest.raises(SettingsError, match="--surrogate-mean needs a number"):
+        statistics("theirs_of_mine:make", ("x", ""))
+
+
+# ---------------------------------------------------------------- what hides gradients
+
+
+class Rounded(nn.Module):
+    """A step without a derivative in front of a sound model."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner((x * 12).round() / 12)  # type: ignore[no-any-return]
+
+
+class Saturated(nn.Module):
+    """Signs by a steep tanh: fp32 rounds its slope to zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 64, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(1e4 * (x.flatten(1) - 0.3) @ self.weight.T)
+
+
+@pytest.mark.parametrize("kind", ["rounded", "saturated"])
+def test_hidden_gradients_fool_the_standard_audit_only(
+    kind: str, digits: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "MEMBERS", shorter(6, 120))
+    torch.manual_seed(0)
+    net = Rounded(Embedder("small", 16, channels=1, size=8)) if kind == "rounded" else Saturated()
+    settings = {**QUICK, "examine": run.flags_of, "eps": 0.1, "alpha": 0.03, "attacks": ["ES", "LTM", "GTM"]}
+    found = ah.audit(net, digits, strength="strong", **settings)
+    before, after = (found.protocols[name].columns for name in ("corrected", "strong"))
+    clean = before["GTM"].initial
+    assert clean is not None and clean > 60
+    assert min(before[name].value for name in ("ES:R", "LTM", "GTM")) > clean - 10  # standard says: robust
+    assert after["GTM"].value < clean / 2  # strong does not
+    flags = {flag.name: flag.message for flag in found.flags}
+    assert {"zero-gradient", "black-box-beats-white-box", "strong-below-standard"} <= set(flags)
+    assert "fell to Square" in flags["black-box-beats-white-box"]
+    assert "those overstate by" in flags["strong-below-standard"]
+    assert flags["strong-below-standard"].split(" is ")[0] in ("ES:R", "LTM", "GTM", "100·ES:D")
+
+
+@pytest.mark.parametrize("name", ["ERS", "GTM", "ES:D"])
+def test_the_difference_is_that_of_the_numbers_as_they_are_printed(name: str) -> None:
+    scale = 100 if name == "ES:D" else 1
+    ends = {"corrected": 78.04 / scale, "strong": 69.36 / scale}
+    outcomes = {}
+    for protocol, value in ends.items():
+        score = Score(value, value, value, {}, value, value) if name == "ERS" else None
+        outcomes[protocol] = Outcome({name: ColumnValue(value, None, None)}, score, {})
+    flag = strong_below_standard(SimpleNamespace(strong=overstated(outcomes)))  # type: ignore[arg-type]
+    assert flag is not None
+    assert "is 69.4 under strong attacks and 78.0 under standard ones: those overstate by 8.6 points" in flag.message
+
+
+def test_a_curve_does_not_hide_who_beat_whom(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MEMBERS", shorter(6, 120))
+    torch.manual_seed(0)
+    net = Rounded(Embedder("small", 16, channels=1, size=8))
+    settings = {**QUICK, "examine": run.flags_of, "eps": 0.1, "alpha": 0.03, "attacks": ["GTM"]}
+    found = ah.audit(net, digits, strength="strong", epsilons=[0.05, 0.08, 0.095], **settings)
+    assert "black-box-beats-white-box" in {flag.name for flag in found.flags}
+
+
+def test_transfer_sees_what_the_models_own_gradients_do_not(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MEMBERS", shorter(20, 1))
+    net = Embedder("small", 16, channels=1, size=8)
+    settings = {**QUICK, "examine": run.flags_of, "eps": 0.1, "attacks": ["GTM"], "strength": "strong"}
+    found = ah.audit(Rounded(net), digits, surrogate=net, **settings)
+    assert found.strong is not None and found.strong["surrogate"]
+    after = found.strong["after"]["recall"]
+    assert after["transfer"] < after["cw"] - 20
+    assert "transfer-beats-white-box" in {flag.name for flag in found.flags}
+
+
+def test_a_sound_model_raises_no_flag_of_the_black_box(strong: Audit) -> None:
+    assert strong.strong is not None and strong.strong["doubts"]["black"] <= 5
+
+
+# ---------------------------------------------------------------- until, algorithm 1, settings
+
+
+def test_until_goes_on_to_the_interval_asked_for(
+    model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**QUICK, "limit": 12, "steps": 1, "batch": 64}
+    first = ah.audit(model, digits, **settings).protocols["corrected"].ers
+    assert first is not None
+    half = (first.high - first.low) / 2
+    found = ah.audit(model, digits, until=0.7 * half, out=tmp_path / "u", **settings)
+    score = found.protocols["corrected"].ers
+    assert score is not None and (score.high - score.low) / 2 <= 0.7 * half and found.data["attacked"][0] < len(digits)
+    assert found.data["attacked"][0] > 12 and (tmp_path / "u" / "audit.json").is_file()
+    left = {path.name for path in (tmp_path / "u").iterdir()}
+    assert "shards" in left and not any(name.startswith("queries") for name in left)
+    made: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "attack", lambda *others, **more: made.append(others))
+        again = ah.audit(model, digits, out=tmp_path / "u", **{**settings, "limit": found.data["attacked"][0]})
+    assert not made and again.to_dict()["protocols"] == found.to_dict()["protocols"]  # all rows are there
+    with pytest.raises(SettingsError, match="needs ERS and so all nine"):
+        ah.audit(model, digits, until=1.0, attacks=["GTT"], **settings)
+
+
+def test_until_looks_at_the_attacks_before_anything_else(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_until(1.0, None)
+    check_until(1.0, [*run.NINE, "margin"])
+    check_until(None, ["GTT"])
+    with pytest.raises(SettingsError, match="all nine attacks; QA- is missing"):
+        check_until(1.0, [name for name in run.NINE if name != "QA-"])
+    code, _, err = cli(capsys, monkeypatch, "audit", "nowhere", "--data", "digits", "--until", "1", "--attacks", "GTT")
+    assert code == 2 and "needs ERS and so all nine attacks" in err
+
+
+def test_algorithm_1_of_two_models_with_three_methods(model: Embedder, digits: Split, tmp_path: Path) -> None:
+    other = Embedder("small", 8, channels=1, size=8)
+    options = {"limit": 30, "device": "cpu", "resamples": 9, "seeds": 2, "out": tmp_path}
+    table = algorithm1({"natural": model, "robust": other}, digits, eps=0.08, **options)
+    for rows in table.values.values():
+        assert list(rows) == ["benign", "fgsm", "cw", "pgd"]
+        assert all(rows[name]["R@1"] < rows["benign"]["R@1"] for name in ("fgsm", "cw", "pgd"))  # type: ignore[operator]
+        assert rows["pgd"]["R@1 std"] is not None and rows["cw"]["R@1 std"] is None
+    alone = ah.audit(model, digits, attacks=["nearest"], budget="adml", eps=0.08, method="cw", limit=30, device="cpu")
+    assert alone.protocols["corrected"].columns["nearest"].value == table.values["natural"]["cw"]["R@1"]
+    text = str(table)
+    assert "C&W" in text and "natural" in text and "±" in text
+    assert json.loads((tmp_path / "algorithm1.json").read_text())["eps"] == 0.08
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"strength": "stark"}, "there are: standard, strong"),
+        ({"strength": "strong", "protocols": "published"}, "corrected protocol"),
+        ({"strength": "strong", "method": "fgsm"}, "start with PGD"),
+        ({"epsilons": [8]}, "such as 8/255"),
+        ({"until": 0.0}, "above 0"),
+        ({"surrogate": nn.Identity()}, "strength = strong"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(model: Embedder, digits: Split, settings: Any, words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        ah.audit(model, digits, **{"device": "cpu", **settings})
+
+
+def test_the_ensemble_is_what_the_page_says() -> None:
+    steps = 0
+    for member in MEMBERS:
+        budget: Budget = member.budget(8 / 255)
+        if member.kind == "white":
+            steps += budget.steps * budget.restarts
+    assert steps == ensemble.STEPS == 400 and MEMBERS[-1].budget(0.1).steps == ensemble.SQUARE_QUERIES == 1000
+    page = (Path(__file__).resolve().parents[2] / "docs" / "auditing.md").read_text(encoding="utf-8")
+    for words in ("1,000 queries", "400 image-steps", *(f"`{member.name}`" for member in MEMBERS)):
+        assert words in page, words
