@@ -158,7 +158,7 @@ def cases(place: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     model = ah.load(runs / "hm-lga")
     yield "audit", lambda: audited(model, limit=60, eps=0.1, steps=8, alpha=0.03, out=runs / "hm-lga" / "audit")
     yield "audit/all", lambda: audited(model, limit=30, eps=0.1, steps=4, attacks=["nearest", "margin", "GTT", "ES"])
-    yield "audit/adml", lambda: audited(model, limit=40, budget="adml", eps=0.1, seeds=2)
+    yield "audit/adml", lambda: audited(model, limit=40, threat="adml", eps=0.1, seeds=2)
     yield "audit/cw", lambda: audited(model, limit=30, eps=0.1, method="cw", protocols=["corrected"], attacks=["ES"])
     yield "audit/curve", lambda: audited(model, limit=30, eps=0.1, steps=4, epsilons=[0.05, 0.1])
     yield "audit/strong", lambda: audited(model, limit=12, eps=0.1, strength="strong")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .perturb.ascend import ascend
     from .perturb.ball import Ball
     from .perturb.problem import Ascent, Objective, Problem
-    from .perturb.settings import Budget
+    from .perturb.settings import Budget, Threat
     from .scores import ars, ers
     from .training.fit import fit, resume
 
@@ -36,6 +36,7 @@ _PLACES = {
     "Objective": ("perturb.problem", "Objective"),
     "Problem": ("perturb.problem", "Problem"),
     "Split": ("data.datasets", "Split"),
+    "Threat": ("perturb.settings", "Threat"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
     "audit": ("auditing.run", "audit"),
@@ -60,6 +61,7 @@ __all__ = [
     "Objective",
     "Problem",
     "Split",
+    "Threat",
     "__version__",
     "ars",
     "ascend",

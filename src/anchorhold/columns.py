@@ -11,6 +11,7 @@ __all__ = [
     "RECALL",
     "in_units",
     "pixel_fraction",
+    "radius",
 ]
 
 RANKING = ("CA+", "CA-", "QA+", "QA-")
@@ -36,3 +37,12 @@ def pixel_fraction(pixels: float) -> str:
     """
     steps = Fraction(pixels * 255).limit_denominator(4)
     return f"{steps}/255" if steps.denominator == 1 and abs(float(steps) - pixels * 255) < 1e-9 else f"{pixels:g}"
+
+
+def radius(eps: float, norm: str = "linf") -> str:
+    """ε in words: a pixel's for Linf, the whole image's for L2.
+
+    >>> radius(8 / 255), radius(0.5, "l2")
+    ('ε 8/255', 'L2 ε 0.5')
+    """
+    return f"ε {pixel_fraction(eps)}" if norm == "linf" else f"L2 ε {eps:g}"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import anchorhold as ah
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
-from anchorhold.attacks.run import Attacked, attack, budget_named
+from anchorhold.attacks.run import Attacked, attack
 from anchorhold.auditing import standard as sweep_room
 from anchorhold.auditing.inputs import sample
 from anchorhold.auditing.one_image import attack_one
@@ -32,7 +32,7 @@ from anchorhold.metrics import evaluate
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.frozen import embed_all, frozen
 from anchorhold.perturb.ball import Ball
-from anchorhold.perturb.settings import Budget
+from anchorhold.perturb.settings import Budget, Threat, threat_of
 from anchorhold.random import Key
 from anchorhold.report.audit_page import resistance_of
 from anchorhold.runs.schemas import AUDIT_SCHEMA
@@ -505,7 +505,7 @@ def test_the_table_says_what_it_is_about(audited: Audit) -> None:
 
 # ---------------------------------------------------------------- budgets by name, and several random starts
 
-STARTS: dict[str, Any] = {**QUICK, "attacks": ["nearest"], "budget": "adml", "seeds": 3, "examine": None}
+STARTS: dict[str, Any] = {**QUICK, "attacks": ["nearest"], "threat": "adml", "seeds": 3, "examine": None}
 
 
 @pytest.fixture(scope="module")
@@ -513,16 +513,28 @@ def repeated(model: Embedder, digits: Split) -> Audit:
     return ah.audit(model, digits, **STARTS)
 
 
-def test_a_named_budget_is_that_of_its_paper_and_what_is_said_wins(model: Embedder, digits: Split) -> None:
-    ball, budget = budget_named("adml")
-    assert (ball.eps, ball.norm, budget) == (0.01, "linf", Budget(5, 2 * 0.01 / 5, "random"))
-    assert budget_named("standard") == (Ball(8 / 255), Budget(32, 3 / 255, "zero"))
-    assert budget_named("adml", eps=0.1)[1].alpha == pytest.approx(0.04)  # the step follows ε, as in ADML's table 1
-    assert budget_named("adml", steps=10)[1].alpha == pytest.approx(0.002)
-    assert budget_named("adml", alpha=0.5)[1] == Budget(5, 0.5, "random")
-    assert budget_named("standard", eps=0.1)[1].alpha == 3 / 255
+def test_a_named_threat_is_that_of_its_paper_and_what_is_said_wins(model: Embedder, digits: Split) -> None:
+    adml = threat_of("adml")
+    assert (adml.ball, adml.budget) == (Ball(0.01, "linf"), Budget(5, 2 * 0.01 / 5, "random"))
+    assert (Threat().ball, Threat().budget) == (Ball(8 / 255), Budget(32, 3 / 255, "zero"))
+    assert threat_of("adml", eps=0.1).step == pytest.approx(0.04)  # the step follows ε, as in ADML's table 1
+    assert threat_of("adml", steps=10).step == pytest.approx(0.002)
+    assert threat_of("adml", alpha=0.5).budget == Budget(5, 0.5, "random")
+    assert threat_of("standard", eps=0.08).step == pytest.approx(0.03) and threat_of(Threat(alpha=0.5), 0.1).step == 0.5
+    assert Threat(eps=2, norm="l2", steps=5).budget == Budget(5, 1.0) and Threat(2, "l2").ball == Ball(2, "l2")
+    for wrong, words in (
+        ({"norm": "l2"}, "give its ε"),
+        ({"norm": "l1"}, "linf, l2"),
+        ({"eps": 8}, "8/255"),
+        ({"steps": 1.5}, "steps must be a number"),
+        ({"alpha": -1}, "alpha must not be negative"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            Threat(**wrong)
+    with pytest.raises(SettingsError, match=r"ah\.Threat"):
+        threat_of(0.1)  # type: ignore[arg-type]
     small = {"attacks": ["nearest"], "limit": 8, "device": "cpu", "resamples": 9, "examine": None}
-    said = ah.audit(model, digits, budget="adml", **small).to_dict()["settings"]
+    said = ah.audit(model, digits, threat="adml", **small).to_dict()["settings"]
     assert [said[name] for name in ("eps", "alpha", "steps", "start", "seeds")] == [0.01, 0.004, 5, "random", 1]
     said = ah.audit(model, digits, **small).to_dict()["settings"]
     assert [said[name] for name in ("eps", "alpha", "steps", "start")] == [8 / 255, 3 / 255, 32, "zero"]
@@ -531,7 +543,7 @@ def test_a_named_budget_is_that_of_its_paper_and_what_is_said_wins(model: Embedd
 def test_a_random_start_is_anywhere_in_the_ball_for_those_under_attack(model: Embedder, digits: Split) -> None:
     assert digits.images is not None
     images, ids = digits.images.permute(0, 3, 1, 2).double() / 255, torch.arange(len(digits))
-    ball, budget = budget_named("adml")
+    ball, budget = threat_of("adml").ball, threat_of("adml").budget
     still = dataclasses.replace(budget, steps=0)
     with frozen(model) as embed:
         scene = Scene.of(embed_all(embed, [images]), digits.labels)
@@ -651,7 +663,7 @@ def test_stopped_between_starts_it_goes_on_and_more_starts_may_be_added(
 
 def test_fgsm_has_one_start_under_any_budget(model: Embedder, digits: Split) -> None:
     quick = {**QUICK, "attacks": ["nearest"], "method": "fgsm", "eps": None, "examine": None}
-    one = ah.audit(model, digits, **{**quick, "budget": "adml"})
+    one = ah.audit(model, digits, **{**quick, "threat": "adml"})
     same = ah.audit(model, digits, **{**quick, "eps": 0.01})
     assert one.settings == same.settings and one.settings["start"] == "zero"
     assert numbers(one) == numbers(same)
@@ -758,7 +770,7 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"budget": "amdl"}, "no budget is called 'amdl'; did you mean adml?"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"seeds": 2}, "this budget starts at the clean image; leave seeds out"),
-        ({"seeds": 2, "budget": "adml", "method": "fgsm"}, "FGSM starts at the clean image; leave seeds out"),
+        ({"seeds": 2, "threat": "adml", "method": "fgsm"}, "FGSM starts at the clean image; leave seeds out"),
     ],
 )
 def test_bad_settings_are_one_clear_line(settings: Any, words: str) -> None:

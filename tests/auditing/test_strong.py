@@ -511,7 +511,7 @@ def test_algorithm_1_of_two_models_with_three_methods(model: Embedder, digits: S
         assert list(rows) == ["benign", "fgsm", "cw", "pgd"]
         assert all(rows[name]["R@1"] < rows["benign"]["R@1"] for name in ("fgsm", "cw", "pgd"))  # type: ignore[operator]
         assert rows["pgd"]["R@1 std"] is not None and rows["cw"]["R@1 std"] is None
-    alone = ah.audit(model, digits, attacks=["nearest"], budget="adml", eps=0.08, method="cw", limit=30, device="cpu")
+    alone = ah.audit(model, digits, attacks=["nearest"], threat="adml", eps=0.08, method="cw", limit=30, device="cpu")
     assert alone.protocols["corrected"].columns["nearest"].value == table.values["natural"]["cw"]["R@1"]
     text = str(table)
     assert "C&W" in text and "natural" in text and "±" in text

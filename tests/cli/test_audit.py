@@ -135,7 +135,7 @@ def test_a_csv_is_audited_on_the_test_split_that_a_run_made_of_it(
 
 
 def test_algorithm_1_with_its_budget_and_seeds(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    options = ["--data", "digits", "--device", "cpu", "--attacks", "nearest", "--budget", "adml", "--limit", "40"]
+    options = ["--data", "digits", "--device", "cpu", "--attacks", "nearest", "--threat", "adml", "--limit", "40"]
     command = ["audit", "m.safetensors", *options, "--seeds", "3", "--out", "a"]
     code, out, err = run(capsys, monkeypatch, *command)
     assert code == 0, err
@@ -148,7 +148,7 @@ def test_algorithm_1_with_its_budget_and_seeds(capsys: Any, monkeypatch: pytest.
     assert code == 0, err
     assert "ε 0.05, 4 steps of 0.02 from 3 random starts" in out
     code, out, err = run(
-        capsys, monkeypatch, "attack", "m.safetensors", "7", *options[:4], "--goal", "nearest", "--budget", "adml"
+        capsys, monkeypatch, "attack", "m.safetensors", "7", *options[:4], "--goal", "nearest", "--threat", "adml"
     )
     assert code == 0 and "nearest (corrected) on digits/test[7], ε 0.01" in out, err
 
@@ -221,9 +221,9 @@ SAID = ("decoding", "are audited", "held in", "attacked: ", "does not record")  
         (["audit", "m.safetensors", *QUICK, "--attacks", "LMT"], "did you mean LTM?"),
         (["audit", "m.safetensors", *QUICK, "--attacks", ","], "--attacks , names no attack; give some, e.g. CA+,ES"),
         (["audit", "m.safetensors", *QUICK, "--held-out", "-1"], "give the number of training classes to evaluate on"),
-        (["audit", "m.safetensors", *QUICK, "--budget", "admll"], "did you mean adml?"),
-        (["attack", "m.safetensors", "7", *QUICK, "--budget", "x"], "choose from: adml, standard"),
-        (["audit", "m.safetensors", *QUICK, "--budget", "adml", "--seeds", "0"], "seeds must be at least 1"),
+        (["audit", "m.safetensors", *QUICK, "--threat", "admll"], "did you mean adml?"),
+        (["attack", "m.safetensors", "7", *QUICK, "--threat", "x"], "choose from: adml, standard"),
+        (["audit", "m.safetensors", *QUICK, "--threat", "adml", "--seeds", "0"], "seeds must be at least 1"),
         (["audit", "m.safetensors", *QUICK, "--seeds", "5"], "seeds = 5 needs a random start"),
         (["audit", "m.safetensors", *QUICK, "--protocol", "print"], "there are: published, corrected"),
         (["audit", "m.safetensors", *QUICK, "--method", "bim"], "there are: pgd, fgsm, cw"),

@@ -202,10 +202,10 @@ def test_the_command_makes_the_same_audit(audited: Path, tmp_path: Path) -> None
         and "--eps 8/255 --alpha 3/255" in said
     )
     assert "--attacks ES,CA+,QA-" in said and "--protocol" not in said and "--seeds" not in said
-    changed = a_hostile_audit(tmp_path, attacks={"CA+": {"w": 3}}, protocols=["corrected"], budget="adml", limit=0)
+    changed = a_hostile_audit(tmp_path, attacks={"CA+": {"w": 3}}, protocols=["corrected"], threat="adml", limit=0)
     said = command_of(read_audit(changed))
     assert "--attacks CA+:w=3" in said and "--protocol corrected" in said and "--full" in said
-    assert "--budget adml" in said
+    assert "--threat adml" in said
     audit["data"]["query"]["name"] = "cub/train, last 20 classes"
     assert " --data cub --held-out 20 " in command_of(audit)
 

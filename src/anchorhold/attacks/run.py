@@ -7,41 +7,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..errors import DataError, check, nearest
+from ..errors import DataError, check
 from ..model.frozen import Embed, embed_all
 from ..perturb.ascend import ascend
 from ..perturb.ball import Ball
 from ..perturb.methods import Method
 from ..perturb.problem import Objective, Problem
-from ..perturb.settings import BUDGETS, Budget
+from ..perturb.settings import THREATS, Budget
 from ..random import Key
 from .goal import Goal, Scene
 
-__all__ = ["BALL", "PGD", "Attacked", "Climbed", "attack", "budget_named", "fgsm"]
+__all__ = ["BALL", "PGD", "Attacked", "Climbed", "attack", "fgsm"]
 
 
 Climbed = Callable[[Goal, Scene, Tensor, Tensor | None], Objective]
 """Makes the objective of a goal from scene, ids and targets."""
 
 
-def budget_named(
-    name: str, eps: float | None = None, alpha: float | None = None, steps: int | None = None
-) -> tuple[Ball, Budget]:
-    """The budget of that name. Arguments override it, and a step of 2ε/steps follows them.
-
-    >>> ball, budget = budget_named("adml", eps=0.05)
-    >>> ball.eps, budget.steps, budget.alpha, budget.start
-    (0.05, 5, 0.02, 'random')
-    """
-    check(name in BUDGETS, f"no budget is called {name!r}; {nearest(str(name), BUDGETS)}")
-    named = BUDGETS[name]
-    eps = named.eps if eps is None else eps
-    steps = named.steps if steps is None else steps
-    alpha = named.alpha if alpha is None else alpha
-    return Ball(eps), Budget(steps, 2 * eps / max(steps, 1) if alpha is None else alpha, named.start)
-
-
-BALL, PGD = budget_named("standard")
+BALL, PGD = THREATS["standard"].ball, THREATS["standard"].budget
 
 
 def fgsm(ball: Ball) -> Budget:

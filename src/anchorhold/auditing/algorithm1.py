@@ -82,7 +82,7 @@ def algorithm1(
                 classes=classes,
                 protocols="corrected",
                 attacks=["nearest"],
-                budget="adml",
+                threat="adml",
                 eps=eps,
                 limit=limit,
                 method=method,  # type: ignore[arg-type]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ..attacks.goal import ProtocolName, Scene
 from ..attacks.label import LabelAttack
 from ..attacks.own import maker_of
-from ..attacks.run import attack, budget_named
-from ..columns import pixel_fraction
+from ..attacks.run import attack
+from ..columns import radius
 from ..console import Report, Silent
 from ..data.splits import Split
 from ..data.store import centre_crop, decode
@@ -21,6 +21,7 @@ from ..geometry import Retrieved
 from ..model.chunked import chunked
 from ..model.frozen import embed_all, frozen
 from ..model.wrap import as_victim
+from ..perturb.settings import Threat, threat_of
 from ..random import Key
 from ..runs.writing import atomic
 from .inputs import Data, Material, prepare
@@ -71,7 +72,7 @@ def attack_one(
     *,
     protocol: ProtocolName = "corrected",
     label: str = "",
-    budget: str = "standard",
+    threat: Threat | str = "standard",
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
@@ -86,11 +87,18 @@ def attack_one(
 ) -> Single:
     """Attack one image, a file or the number of a query in `data`, and show the list before and after.
 
-    `label` names the class of a file that is not in the gallery. The budget is named as in `audit`.
+    `label` names the class of a file that is not in the gallery. The threat is given as in `audit`.
     """
-    ball, pgd = budget_named(budget, eps, alpha, steps)
+    threat = threat_of(threat, eps, alpha, steps)
     settings = AuditSettings(
-        eps=ball.eps, alpha=pgd.alpha, steps=pgd.steps, method=method, seed=seed, batch=batch, start=pgd.start
+        eps=threat.eps,
+        alpha=threat.step,
+        steps=threat.budget_steps,
+        method=method,
+        seed=seed,
+        batch=batch,
+        start=threat.start,
+        norm=threat.norm,
     )
     wish = maker_of(goal)(protocol)
     report, where, victim = report or Silent(), device_named(device), as_victim(model)
@@ -125,7 +133,7 @@ def attack_one(
     clean = scene.clean(wish.side)[ids]
     start = wish.measure(scene, ids, done.targets, clean, clean)
     asked, before, after = shown_lists(wish, scene, ids, done.targets, done.embeddings, count)
-    about = f"{goal} ({protocol}) on {name}, ε {pixel_fraction(ball.eps)}"
+    about = f"{goal} ({protocol}) on {name}, {radius(threat.eps, threat.norm)}"
     if wish.side == "gallery":
         about += f"; the list of {material.query.split.sample(int(asked[0]))}"
     elif done.targets is not None and not isinstance(wish, LabelAttack) and int(done.targets.flatten()[0]) >= 0:

@@ -1,5 +1,6 @@
 """The settings of an audit, and the attack runs that follow from them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from ..errors import check
 from ..perturb.ball import Ball
 from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
-from ..perturb.settings import Budget, Start
+from ..perturb.settings import Budget, Norm, Start
 
 __all__ = ["NINE", "AttackRun", "AuditSettings", "runs_of"]
 
@@ -66,12 +67,14 @@ class AuditSettings:
     strength: Literal["standard", "strong"] = "standard"
     epsilons: tuple[float, ...] = ()  # of a curve; eps is always part of it
     classes: Literal["unseen", "all"] = "unseen"  # of a folder or CSV that the model was trained on
+    norm: Norm = "linf"
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
         check(self.method in ("pgd", "fgsm", "cw"), f"method {self.method!r}; there are: pgd, fgsm, cw")
         check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
-        check(all(0 < e <= 1 for e in self.epsilons), "each ε of a curve must be above 0 and at most 1, such as 8/255")
+        most = 1.0 if self.norm == "linf" else math.inf
+        check(all(0 < e <= most for e in self.epsilons), "each ε of a curve must be above 0 and, for Linf, at most 1")
         plain = self.strength == "standard" and not self.epsilons
         check(
             plain or ("corrected" in self.protocols and self.method == "pgd"),
@@ -93,7 +96,7 @@ class AuditSettings:
     @property
     def ball(self) -> Ball:
         # Without steps nothing may change, not even by the tiny start of ES.
-        return Ball(self.eps if self.steps or self.method == "fgsm" else 0.0)
+        return Ball(self.eps if self.steps or self.method == "fgsm" else 0.0, self.norm)
 
     @property
     def find(self) -> Method:

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from ..errors import check
+from ..perturb.ball import Ball
 
 __all__ = ["FILE_FORMS", "in_8_bits", "levels_within", "through_jpeg"]
 
 QUALITY = 90
+HALVINGS = 16
 
 
 def in_8_bits(images: Tensor) -> Tensor:
@@ -33,18 +35,33 @@ def through_jpeg(images: Tensor, quality: int = QUALITY) -> Tensor:
     return (torch.stack(back).permute(0, 3, 1, 2).to(images.device).to(images.dtype) / 255).contiguous()
 
 
-def levels_within(images: Tensor, clean: Tensor, eps: float) -> Tensor:
-    """The 8-bit levels (N, C, H, W) nearest to the images and within ε of the clean ones."""
+def levels_within(images: Tensor, clean: Tensor, ball: Ball) -> Tensor:
+    """The 8-bit levels (N, C, H, W) nearest to the images and within the ball around the clean ones."""
     centre = 255 * clean.double()
-    low, high = (centre - 255 * eps - 1e-4).ceil(), (centre + 255 * eps + 1e-4).floor()
+    if ball.norm == "l2":
+        return _levels_within_l2(255 * images.double(), centre, 255 * ball.eps)
+    low, high = (centre - 255 * ball.eps - 1e-4).ceil(), (centre + 255 * ball.eps + 1e-4).floor()
     wanted = (255 * images.double()).round()
     # Where no level lies within ε, take the level nearest to the clean pixel, as a file would.
     wanted = torch.where(low <= high, torch.minimum(torch.maximum(wanted, low), high), centre.round())
     return wanted.clamp(0, 255).to(torch.uint8)
 
 
-# Perturbed images as files, from the images, the clean ones and ε.
-FILE_FORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "8 bits": lambda images, clean, eps: levels_within(images, clean, eps).to(images.dtype) / 255,
-    "JPEG 90": lambda images, clean, eps: through_jpeg(images),
+def _levels_within_l2(images: Tensor, centre: Tensor, eps: float) -> Tensor:
+    """Rounding can lengthen a perturbation: it is shortened until the rounded one fits. All in units of a level."""
+    wide = (-1, *[1] * (images.ndim - 1))
+    shift, share = images - centre, images.new_ones(len(images))
+    low, high = torch.zeros_like(share), torch.ones_like(share)
+    for _ in range(HALVINGS):
+        levels = (centre + share.reshape(wide) * shift).round().clamp(0, 255)
+        fits = torch.linalg.vector_norm((levels - centre).flatten(1), dim=1) <= eps + 1e-4
+        low, high = torch.where(fits, share, low), torch.where(fits, high, share)
+        share = torch.where(low == 1, low, (low + high) / 2)
+    return (centre + low.reshape(wide) * shift).round().clamp(0, 255).to(torch.uint8)
+
+
+# Perturbed images as files, from the images, the clean ones and their ball.
+FILE_FORMS: dict[str, Callable[[Tensor, Tensor, Ball], Tensor]] = {
+    "8 bits": lambda images, clean, ball: levels_within(images, clean, ball).to(images.dtype) / 255,
+    "JPEG 90": lambda images, clean, ball: through_jpeg(images),
 }

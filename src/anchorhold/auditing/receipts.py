@@ -30,6 +30,7 @@ __all__ = ["RECEIPTS", "SCHEMA", "Receipts", "digest", "read_pixels", "read_rece
 SCHEMA = "anchorhold.receipts/1"
 RECEIPTS = 32  # images kept for each goal, evenly spaced over the samples, independent of the result
 MOST = 100  # no measure reaches this
+MOST_L2 = 10_000  # no image of a million pixels is further from another
 
 _NUMBER = (int, float)
 _STATED = {"model": str, "eps": _NUMBER, "seed": int, "limit": int, "data": dict, "goals": dict, "receipts": dict}
@@ -94,7 +95,7 @@ def read_receipts(place: Path) -> dict[str, Any]:
     wrong = _malformed(told)
     if wrong is not None:
         raise RunError(f"{path}: {wrong}; get an intact copy, or audit again")
-    return {"resize": None, "crop": None} | told
+    return {"norm": "linf", "resize": None, "crop": None} | told
 
 
 def _no_number(text: str) -> float:
@@ -106,7 +107,10 @@ def _malformed(told: Mapping[str, Any]) -> str | None:
     wrong = _untyped(told, _STATED, "it")
     if wrong is not None:
         return wrong
-    if not (0 <= told["eps"] <= 1 and told["limit"] >= 0):
+    if told.get("norm", "linf") not in ("linf", "l2"):
+        return f"norm is {str(told['norm'])[:40]!r}"
+    most = 1 if told.get("norm", "linf") == "linf" else MOST_L2
+    if not (0 <= told["eps"] <= most and told["limit"] >= 0):
         return f"ε is {told['eps']:g} and limit {told['limit']}"
     if not all(type(told.get(name)) in (int, type(None)) for name in ("resize", "crop")):
         return "resize and crop are not whole numbers"
@@ -170,5 +174,6 @@ def read_pixels(path: Path, shape: tuple[int, ...]) -> Any:
 def digest(about: Mapping[str, Any], name: str, entry: Mapping[str, Any], pixels: Any) -> str:
     """A hash of an image and its statements."""
     said = [about[part] for part in ("model", "eps", "seed", "limit")]
+    said += ["l2"] if about.get("norm") == "l2" else []  # hashes of Linf are those of earlier versions
     said += [name, entry["sample"], entry["targets"], entry["measure"], list(pixels.shape)]
     return hashlib.blake2b(json.dumps(said).encode() + pixels.tobytes(), digest_size=16).hexdigest()

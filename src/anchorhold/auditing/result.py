@@ -53,7 +53,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from ..columns import NOT_PERCENT, pixel_fraction
+from ..columns import NOT_PERCENT, pixel_fraction, radius
 from ..report.curve import table_of_curve
 from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
@@ -194,7 +194,7 @@ def _table(audit: Audit) -> str:
     queries, items = data["images"]
     asked, moved = data["attacked"]
     gallery = "" if data["same"] else f", {moved:,} of them as candidates"
-    how = f"{s['method'].upper()}, ε {pixel_fraction(s['eps'])}"
+    how = f"{s['method'].upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
     how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
     several = s["seeds"] > 1
     how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""

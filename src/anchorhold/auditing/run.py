@@ -20,13 +20,13 @@ from typing import Any, Literal
 from torch import nn
 
 from ..attacks.goal import Goal
-from ..attacks.run import budget_named
 from ..console import Report, Silent, duration
 from ..device import compiles, computer_of, computing, device_named, living_on, repeatable
 from ..distributed import joined
 from ..errors import Interrupted, check
 from ..model.frozen import frozen
 from ..model.wrap import as_victim
+from ..perturb.settings import Threat, threat_of
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .classes import Classes, part_of
@@ -54,7 +54,7 @@ def audit(
     protocols: Sequence[str] = ("published", "corrected"),
     attacks: Sequence[str | Goal] | Mapping[str, Mapping[str, Any]] | None = None,
     limit: int = 1000,
-    budget: str = "standard",
+    threat: Threat | str = "standard",
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
@@ -88,8 +88,8 @@ def audit(
         attacks: names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. Yours as an object, or as
             `module:thing`.
         limit: number of attacked images, a seeded sample over all classes; 0 is all. The gallery is never reduced.
-        budget: a name of `perturb.settings.BUDGETS`.
-        eps, alpha, steps: override the budget.
+        threat: what the attacker may do, `ah.Threat(eps=8/255, norm="linf", steps=32)`; or a name: standard, adml.
+        eps, alpha, steps: override the threat's.
         method: pgd, fgsm or cw.
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
@@ -111,14 +111,14 @@ def audit(
     """
     _check_place(out, strength)
     chosen, own = _chosen(attacks)
-    ball, pgd = budget_named(budget, eps, alpha, steps)
+    threat = threat_of(threat, eps, alpha, steps)
     settings = AuditSettings(
         protocols=(protocols,) if isinstance(protocols, str) else tuple(protocols),
         attacks=tuple(chosen),
         limit=limit,
-        eps=ball.eps,
-        alpha=pgd.alpha,
-        steps=pgd.steps,
+        eps=threat.eps,
+        alpha=threat.step,
+        steps=threat.budget_steps,
         method=method,
         seed=seed,
         batch=batch,
@@ -127,11 +127,12 @@ def audit(
         resize=resize,
         crop=crop,
         resamples=resamples,
-        start="zero" if method != "pgd" else pgd.start,
+        start="zero" if method != "pgd" else threat.start,
         seeds=seeds,
         strength=strength,
         epsilons=tuple(sorted(set(epsilons))),
         classes=classes,
+        norm=threat.norm,
     )
     check(surrogate is None or strength == "strong", "a second model needs strength = strong")
     check_until(until, None if attacks is None else chosen)

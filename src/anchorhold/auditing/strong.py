@@ -13,6 +13,7 @@ from torch import Tensor
 from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units
 from ..geometry import euclidean
 from ..model.frozen import embed_all
+from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import described
 from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
@@ -152,25 +153,25 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
                 rows[f"beaten/{member.kind}"] = gain | rows.get(f"beaten/{member.kind}", torch.zeros_like(gain))
         rows |= {f"curve/{place}/{name}": row for name, row in contest.measures.items()}
         if eps == ball.eps:
-            rows |= _snapshot(contest, eps, kept)
+            rows |= _snapshot(contest, here, kept)
             final = {name: row for name, row in rows.items() if name.startswith("after/")}
     rows |= final
     rows["queries"] = torch.tensor([contest.queries])
     return rows
 
 
-def _snapshot(contest: Contest, eps: float, kept: set[int]) -> dict[str, Tensor]:
+def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]:
     """Results at the audit's own ε: measures, the same as files, and receipts."""
     rows = {f"held/{name}": row for name, row in contest.measures.items()}
     clean = contest.scene.clean(contest.task.goal.side)[contest.ids]
     rows["shift"] = euclidean(contest.embeddings, clean).double()
     for form, change in FILE_FORMS.items():
         if contest.images.shape[1] in (1, 3):
-            after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, eps)]))
+            after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, ball)]))
             rows |= {f"{form}/{name}": row for name, row in after.items()}
     picked = torch.tensor([place for place, number in enumerate(contest.ids.tolist()) if number in kept]).long()
     picked = picked.to(contest.ids.device)
-    levels = levels_within(contest.images[picked], contest.clean[picked], eps)
+    levels = levels_within(contest.images[picked], contest.clean[picked], ball)
     rows |= {"receipt/ids": contest.ids[picked], "receipt/images": levels}
     rows["receipt/measure"] = contest.measures[contest.task.main][picked]
     if len(picked):  # stated measures are of the images in the files
@@ -307,7 +308,7 @@ def additions(
     if settings["strength"] != "strong":
         return {"curve": strong.curve}
     about = {"model": model["weights"], "data": data}
-    about |= {name: settings[name] for name in ("eps", "seed", "limit", "resize", "crop")}
+    about |= {name: settings[name] for name in ("eps", "norm", "seed", "limit", "resize", "crop")}
     how = {
         task.name: {
             "attack": "margin" if task.name == "recall" else task.name,

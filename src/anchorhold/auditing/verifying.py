@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..attacks.goal import Goal, Scene
 from ..attacks.menu import goal_named
-from ..columns import pixel_fraction
+from ..columns import radius
 from ..console import Report, Silent
 from ..data.datasets import dataset
 from ..device import device_named, living_on, precise
@@ -47,6 +47,7 @@ class Verified:
     images: int
     means: dict[str, float]  # mean measure by goal; names include settings that are not the default
     eps: float
+    norm: str
     seed: int
     limit: int
     of: str  # the data, in words
@@ -60,7 +61,7 @@ class Verified:
         told = same if self.beside else "there is no audit.json to compare with"
         return (
             f"{self.images} images of {len(self.means)} goals verified: {goals}\n"
-            f"ε = {pixel_fraction(self.eps)}, seed {self.seed}, {many} of {self.of}; measures within {AGREES:g}; {told}"
+            f"{radius(self.eps, self.norm)}, seed {self.seed}, {many} of {self.of}; measures within {AGREES:g}; {told}"
         )
 
 
@@ -102,7 +103,7 @@ def verify(
     count = sum(len(entries) for entries in told["receipts"].values())
     split = material.query.split
     of = f"{split.name} ({len(split):,} images of {len(torch.unique(split.labels)):,} classes)"
-    return Verified(count, means, told["eps"], told["seed"], told["limit"], of, beside, tuple(problems))
+    return Verified(count, means, told["eps"], told["norm"], told["seed"], told["limit"], of, beside, tuple(problems))
 
 
 def _meant(data: Data, told: Mapping[str, Any]) -> Data:
@@ -144,14 +145,18 @@ class _Bench:
         (clean,) = self.material.side(goal.side).plain(ids, batch=len(ids))
         pixels = [read_pixels(self.place / entry["file"], tuple(clean.shape[1:])) for entry in entries]
         levels = torch.stack([torch.from_numpy(image).permute(2, 0, 1) for image in pixels]).to(clean.device)
-        away = (levels.double() - 255 * clean.double()).abs().flatten(1).amax(1).tolist()
+        order = 2 if told["norm"] == "l2" else math.inf
+        shift = (levels.double() - 255 * clean.double()).flatten(1)
+        away = torch.linalg.vector_norm(shift, order, dim=1).tolist()
+        # An image that is on no 8-bit level has half a level to the next in every pixel.
+        least = 0.5 * (shift.shape[1] ** 0.5 if order == 2 else 1)
         numbers = ids.to(self.scene.gallery.device)
         aims, drawn = self._aims(goal, numbers, [entry["targets"] for entry in entries], key)
         for entry, image, far, aim in zip(entries, pixels, away, drawn):
             if entry["hash"] != digest(told, name, entry, image):
                 self.problems.append(f"{entry['file']}: its hash differs: image, target or measure was changed")
-            if far > max(255 * told["eps"], 0.5) + LEVEL_SLACK:
-                said = f"{far:.0f}/255 from its sample, but ε is {pixel_fraction(told['eps'])}"
+            if far > max(255 * told["eps"], least) + LEVEL_SLACK:
+                said = f"{far:.0f}/255 from its sample, but the audit's is {radius(told['eps'], told['norm'])}"
                 self.problems.append(f"{entry['file']}: {said}")
             if entry["targets"] != aim:
                 self.problems.append(
@@ -227,6 +232,7 @@ def _compare(place: Path, told: Mapping[str, Any]) -> tuple[list[str], bool]:
     audit = read_audit(folder)
     pairs = {"model": dig(audit, "model", "weights"), "data": audit.get("data")}
     pairs |= {name: dig(audit, "settings", name) for name in ("eps", "seed", "limit", "resize", "crop")}
+    pairs["norm"] = dig(audit, "settings", "norm") or "linf"
     problems = [f"audit.json states another {name}" for name, value in pairs.items() if told[name] != value]
     runs = [(str(dig(run, "attack")), run) for run in audit.get("runs") or ()]
     stated = [name for name, run in runs if dig(run, "goals", "strong") is not None]

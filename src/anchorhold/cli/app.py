@@ -15,7 +15,7 @@ from ..config.numbers import parse_number
 from ..console import Console, Patient, Visible, shown
 from ..errors import AnchorholdError, Interrupted, RunError, from_environment, lacks_memory
 
-__all__ = ["Commands", "app", "number", "numbers"]
+__all__ = ["Commands", "app", "number", "numbers", "threat_of"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -96,12 +96,13 @@ Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE
 Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training classes, not on the test split")]
-Budget = Annotated[
+ThreatName = Annotated[
     str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
 ]
-Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; overrides the budget's ε")]
-Alpha = Annotated[str, typer.Option(help="Step size, e.g. 1/255; overrides the budget's α")]
-Steps = Annotated[int | None, typer.Option(help="Number of PGD steps; overrides the budget's")]
+Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; with --norm l2 of the whole image")]
+Alpha = Annotated[str, typer.Option(help="Step size, e.g. 1/255; overrides the threat's α")]
+Steps = Annotated[int | None, typer.Option(help="Number of PGD steps; overrides the threat's")]
+Norm = Annotated[str, typer.Option(help="linf limits each pixel, l2 the whole image; l2 needs --eps, e.g. 0.5")]
 Method = Annotated[str, typer.Option(help="pgd, fgsm or cw (C&W, 50 iterations)")]
 Mean = Annotated[str, typer.Option(help="Channel means for your own module, e.g. .485,.456,.406")]
 Std = Annotated[str, typer.Option(help="Channel standard deviations for your own module, e.g. .229,.224,.225")]
@@ -168,3 +169,17 @@ def model_of(spec: str, mean: str, std: str, size: str, option: str = "--") -> A
         std=numbers(f"{option}std", std),
         size=None if sides is None else [int(side) for side in (sides * 2 if len(sides) == 1 else sides)],
     )
+
+
+def threat_of(name: str, eps: str, norm: str, alpha: str, steps: int | None) -> Any:
+    """The threat that a command line describes: a named one with its changes."""
+    from ..errors import check
+    from ..perturb.settings import Threat
+    from ..perturb.settings import threat_of as changed
+
+    check(norm in ("linf", "l2"), f"--norm {norm}: there are linf and l2")
+    check(norm == "linf" or bool(eps), "--norm l2 needs --eps, the length of the whole change, such as --eps 0.5")
+    check(norm == "linf" or name == "standard", f"--threat {name} is a threat in Linf: leave --norm out")
+    radius, step = (number(option, text) if text else None for option, text in (("--eps", eps), ("--alpha", alpha)))
+    base = name if norm == "linf" else Threat(radius or 0.0, "l2")
+    return changed(base, radius, step, steps)

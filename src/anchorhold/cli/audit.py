@@ -7,7 +7,6 @@ import typer
 
 from .app import (
     Alpha,
-    Budget,
     Classes,
     Crop,
     Data,
@@ -17,15 +16,18 @@ from .app import (
     Mean,
     Method,
     Model,
+    Norm,
     Resize,
     Root,
     Size,
     Std,
     Steps,
+    ThreatName,
     app,
     model_of,
     number,
     numbers,
+    threat_of,
 )
 
 
@@ -40,8 +42,9 @@ def audit(
     ] = "",
     limit: Annotated[int, typer.Option(help="Number of images to attack, sampled over all classes")] = 1000,
     full: Annotated[bool, typer.Option("--full", help="Attack all images")] = False,
-    budget: Budget = "standard",
+    threat: ThreatName = "standard",
     eps: Eps = "",
+    norm: Norm = "linf",
     alpha: Alpha = "",
     steps: Steps = None,
     method: Method = "pgd",
@@ -92,10 +95,7 @@ def audit(
         protocols=protocols,
         attacks=chosen,
         limit=0 if full else limit,
-        budget=budget,
-        eps=number("--eps", eps) if eps else None,
-        alpha=number("--alpha", alpha) if alpha else None,
-        steps=steps,
+        threat=threat_of(threat, eps, norm, alpha, steps),
         method=method,  # type: ignore[arg-type]  # checked by the callee
         strength=strength,  # type: ignore[arg-type]
         surrogate=second_model(surrogate, (surrogate_mean, surrogate_std), (mean, std), size) if surrogate else None,
@@ -132,8 +132,9 @@ def attack(
     root: Root = None,
     protocol: Annotated[str, typer.Option(help="published (as in the papers) or corrected")] = "corrected",
     class_: Annotated[str, typer.Option("--class", help="Class of an image file that is not in the data")] = "",
-    budget: Budget = "standard",
+    threat: ThreatName = "standard",
     eps: Eps = "",
+    norm: Norm = "linf",
     alpha: Alpha = "",
     steps: Steps = None,
     method: Method = "pgd",
@@ -163,10 +164,7 @@ def attack(
         goal,
         protocol=protocol,  # type: ignore[arg-type]  # checked by the callee
         label=class_,
-        budget=budget,
-        eps=number("--eps", eps) if eps else None,
-        alpha=number("--alpha", alpha) if alpha else None,
-        steps=steps,
+        threat=threat_of(threat, eps, norm, alpha, steps),
         method=method,  # type: ignore[arg-type]
         seed=seed,
         device=device,

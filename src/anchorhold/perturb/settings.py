@@ -1,14 +1,18 @@
-"""The budget of an attack, and the papers' budgets by name."""
+"""What an attacker may do: the threat, its budget of steps, and the papers' threats by name."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import SettingsError, check, nearest
 from ..schedules import Schedule, falling
 
-__all__ = ["BUDGETS", "Budget", "Keep", "NamedBudget", "Rule", "Start", "check_radius"]
+if TYPE_CHECKING:
+    from .ball import Ball
 
+__all__ = ["THREATS", "Budget", "Keep", "Norm", "Rule", "Start", "Threat", "check_radius", "threat_of"]
+
+Norm = Literal["linf", "l2"]
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
 Rule = Literal["steepest", "apgd"]
@@ -56,22 +60,6 @@ class Budget:
         return self.alpha * falling(self.schedule, step / max(self.steps, 1))
 
 
-@dataclass(frozen=True)
-class NamedBudget:
-    """The budget of an attacker in a paper."""
-
-    eps: float
-    steps: int
-    alpha: float | None = None  # None: 2ε/steps, which reaches any point of the ball from any other
-    start: Start = "zero"
-
-
-BUDGETS: dict[str, NamedBudget] = {
-    "standard": NamedBudget(8 / 255, 32, 3 / 255),  # all papers but ADML; there .03137 and .011764
-    "adml": NamedBudget(0.01, 5, start="random"),  # ADML, section 4.1
-}
-
-
 def check_radius(eps: float, norm: str, low: float = 0.0, high: float = 1.0) -> None:
     """Refuse a radius or norm that is not valid."""
     check(norm in ("linf", "l2"), f"norm {norm!r}; there are: linf, l2")
@@ -81,3 +69,91 @@ def check_radius(eps: float, norm: str, low: float = 0.0, high: float = 1.0) -> 
         norm != "linf" or eps <= high - low,
         f"ε = {eps:g} is more than a pixel can change, from {low:g} to {high:g}; for 8-bit levels give {eps:g}/255",
     )
+
+
+LINF_EPS, STEPS = 8 / 255, 32  # of all papers but ADML
+
+
+@dataclass(frozen=True)
+class Threat:
+    """What an attacker may do to an image: how far it may change, in which norm, and with how many steps.
+
+    Args:
+        eps: the radius: the maximum change of a pixel (Linf, 8/255 by default) or of the whole image (L2).
+        norm: linf or l2. L2 has no usual radius, so give one.
+        steps: of each attack, 32 by default. A training keeps its recipe's number.
+        alpha: length of a step. By default 3/8 of ε for Linf, as in the papers, and 2.5 ε/steps for L2.
+        start: zero (the clean image), random, or tiny (random, very near).
+
+    >>> Threat().eps == 8 / 255, Threat(eps=0.5, norm="l2").step
+    (True, 0.0390625)
+    """
+
+    eps: float = LINF_EPS
+    norm: Norm = "linf"
+    steps: int | None = None
+    alpha: float | None = None
+    start: Start = "zero"
+
+    def __post_init__(self) -> None:
+        check_radius(self.eps, self.norm)
+        check(
+            self.norm != "l2" or self.eps != LINF_EPS,
+            "8/255 is the usual ε of Linf; L2 measures the whole image: give its ε, such as 0.5 for small images",
+        )
+        for name in ("steps", "alpha"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            fits = value is None or whole or (name == "alpha" and isinstance(value, Real))
+            check(fits, f"{name} must be a number, got {value!r}")
+            check(value is None or value >= 0, f"{name} must not be negative, got {value}")
+
+    @property
+    def step(self) -> float:
+        """The length of a step."""
+        if self.alpha is not None:
+            return self.alpha
+        return 3 / 8 * self.eps if self.norm == "linf" else 2.5 * self.eps / max(self.budget_steps, 1)
+
+    @property
+    def budget_steps(self) -> int:
+        """The number of steps of an attack."""
+        return STEPS if self.steps is None else self.steps
+
+    @property
+    def ball(self) -> "Ball":
+        """Where a perturbed image may lie."""
+        from .ball import Ball  # here, so that settings load without torch
+
+        return Ball(self.eps, self.norm)
+
+    @property
+    def budget(self) -> Budget:
+        """The steps of a standard attack."""
+        return Budget(self.budget_steps, self.step, self.start)
+
+
+THREATS: dict[str, Threat] = {
+    "standard": Threat(),  # all papers but ADML; there .03137 and .011764
+    "adml": Threat(0.01, steps=5, alpha=0.004, start="random"),  # ADML, section 4.1
+}
+
+
+def threat_of(
+    threat: Threat | str, eps: float | None = None, alpha: float | None = None, steps: int | None = None
+) -> Threat:
+    """A threat, or the one of that name, with changes; the length of a step follows them unless it was given.
+
+    >>> changed = threat_of("adml", eps=0.05)
+    >>> changed.eps, changed.steps, changed.step, changed.start
+    (0.05, 5, 0.02, 'random')
+    """
+    if isinstance(threat, str):
+        check(threat in THREATS, f"no threat is called {threat!r}; {nearest(threat, THREATS)}")
+        if threat == "adml" and alpha is None:  # 2ε/steps reaches any point of the ball from any other
+            wide, many = (THREATS["adml"].eps if eps is None else eps), (5 if steps is None else steps)
+            alpha = 2 * wide / max(many, 1)
+        threat = THREATS[threat]
+    check(isinstance(threat, Threat), f"threat must be an ah.Threat or the name of one, got {threat!r}")
+    given: dict[str, Any] = {"eps": eps, "alpha": alpha, "steps": steps}
+    return replace(threat, **{name: value for name, value in given.items() if value is not None})

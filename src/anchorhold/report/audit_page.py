@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..attacks.settings import usual_settings
-from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction
+from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction, radius
 from ..runs.fields import dig, number
 from .charts import Axis, Point, Series, chart, key
 from .collect import read_audit
@@ -177,8 +177,9 @@ def command_of(audit: Mapping[str, Any]) -> str:
     words += ["--attacks", quote(",".join(_named_attacks(audit)))]
     words += ["--full"] if s.get("limit") == 0 else ["--limit", str(s.get("limit"))]
     random = s.get("start") == "random"
-    words += ["--budget", "adml"] if random else []
+    words += ["--threat", "adml"] if random else []
     words += ["--method", str(s["method"])] if s.get("method", "pgd") != "pgd" else []
+    words += ["--norm", str(s["norm"])] if s.get("norm", "linf") != "linf" else []
     words += ["--eps", pixel_fraction(s["eps"]), "--alpha", pixel_fraction(s["alpha"]), "--steps", str(s["steps"])]
     words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
     words += ["--surrogate", "SECOND"] if dig(audit, "strong", "surrogate") else []
@@ -261,7 +262,7 @@ def _data(data: Mapping[str, Any]) -> str:
 
 
 def _attack(s: Mapping[str, Any]) -> str:
-    how = f"{str(s.get('method', 'pgd')).upper()}, ε {pixel_fraction(s['eps'])}"
+    how = f"{str(s.get('method', 'pgd')).upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
     how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s.get("method", "pgd") == "pgd" else ""
     starts = s.get("seeds", 1)
     random = f" from {starts} random starts" if starts > 1 else " from a random start"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from ..columns import pixel_fraction
+from ..columns import pixel_fraction, radius
 from ..errors import RunError, check, nearest
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
@@ -277,9 +277,10 @@ def _count(audit: Entry | None) -> str:
 
 def _attack(audit: Mapping[str, Any]) -> str:
     """The attack of an audit, in words."""
-    eps, alpha = (pixel_fraction(number(dig(audit, "settings", key)) or 0.0) for key in ("eps", "alpha"))
+    eps, alpha = (number(dig(audit, "settings", key)) or 0.0 for key in ("eps", "alpha"))
+    told = radius(eps, str(dig(audit, "settings", "norm") or "linf"))
     steps, method = (dig(audit, "settings", key) for key in ("steps", "method"))
-    return f"{method} with ε {eps}, {steps} steps of {alpha}"
+    return f"{method} with {told}, {steps} steps of {pixel_fraction(alpha)}"
 
 
 def value_of(entry: Entry, key: str) -> Cell:

@@ -102,6 +102,8 @@ def gallery_of(folder: Path, audit: Mapping[str, Any]) -> Gallery:
     known = folder / "pictures.safetensors"
     pictures = load_pictures(known) if known.is_file() else Pictures({}, {})
     eps = float(dig(audit, "settings", "eps") or 0)
+    # In L2 single pixels may move further than ε divided among all of them; a fixed factor shows the pattern.
+    eps = eps if dig(audit, "settings", "norm") in (None, "linf") else 8 / 255
     factor = max(1, int(127 / max(1.0, 255 * eps)))
     album = _Album(factor)
     cases = []

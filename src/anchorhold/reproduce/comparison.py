@@ -14,7 +14,7 @@ from ..columns import pixel_fraction
 from ..config.build import to_dict
 from ..config.recipes import settings_from
 from ..errors import AnchorholdError, SettingsError
-from ..perturb.settings import BUDGETS
+from ..perturb.settings import THREATS
 from ..runs.fields import dig
 from .rows import Row, row_named, row_settings, rows
 
@@ -157,8 +157,8 @@ def _audited(entry: Repeat) -> list[str]:
         return []
     own = dig(entry.audit, "settings")
     own = own if isinstance(own, Mapping) else {}
-    budget = BUDGETS["standard"]
-    meant = {"eps": budget.eps, "alpha": budget.alpha, "steps": budget.steps, "method": "pgd"}
+    threat = THREATS["standard"]
+    meant = {"eps": threat.eps, "alpha": threat.step, "steps": threat.budget_steps, "method": "pgd", "norm": "linf"}
     found = [
         f"audit.{name} {_shown(name, own[name])}, not {_shown(name, value)}"
         for name, value in meant.items()

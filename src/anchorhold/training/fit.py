@@ -22,6 +22,7 @@ from ..data.datasets import dataset
 from ..data.splits import Dataset, Split, by_lengths
 from ..data.trained import TrainedOn
 from ..defences.own import name_of
+from ..defences.settings import Inner
 from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
 from ..errors import ModelError, RunError, check
@@ -30,6 +31,7 @@ from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
 from ..model.weights import check_model
+from ..perturb.settings import Threat
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
@@ -48,6 +50,7 @@ def fit(
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
     defence: Callable[..., Any] | str | None = None,
+    threat: Threat | None = None,
     row: str = "",
     device: str = "auto",
     report: Report | None = None,
@@ -66,6 +69,7 @@ def fit(
         overrides: changes to the recipe, such as {"train": {"epochs": 3}} or {"train.epochs": 3}.
         defence: your own, a function `defence(step, settings)`, instead of the recipe's; its settings are under
             "defence" in `overrides`.
+        threat: what the attack inside the training may do, instead of the recipe's: `ah.Threat(eps=0.5, norm="l2")`.
         row: the published row that the settings belong to, for the record.
         device: auto, cpu, cuda or cuda:N.
         report: receives progress and messages; None is silent.
@@ -77,6 +81,7 @@ def fit(
         check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
         overrides = _with_defence(overrides or {}, defence)
     settings = settings or settings_from(recipe, with_data(overrides or {}, data))
+    settings = settings if threat is None else _against(threat, settings)
     given = None if model is None else trainable(model, settings.model.freeze_batchnorm)
     settings = _settings_for(given, data, settings)
     where = device_named(device)
@@ -173,6 +178,21 @@ def _with_defence(overrides: Mapping[str, Any], defence: Callable[..., Any] | st
     given = changes.get("defence", {})
     check(isinstance(given, Mapping) and "name" not in given, "the defence is given: leave its name out of overrides")
     return {**changes, "defence": {**given, "name": defence if isinstance(defence, str) else name_of(defence)}}
+
+
+def _against(threat: Threat, settings: Settings) -> Settings:
+    """The settings with another threat; a step that it leaves open keeps its share of ε, or crosses an L2 ball."""
+    own = settings.defence
+    check(
+        isinstance(own, Inner),
+        f"{to_dict(settings)['defence']['name']} has no attack inside that takes a threat: leave it out",
+    )
+    steps = own.steps if threat.steps is None else threat.steps
+    share = own.alpha / own.eps if own.eps and own.norm == threat.norm == "linf" else 2.5 / max(steps, 1)
+    alpha = threat.eps * share if threat.alpha is None else threat.alpha
+    start = own.start if threat.start == "zero" else "random"
+    changed = replace(own, eps=threat.eps, norm=threat.norm, steps=steps, alpha=alpha, start=start)
+    return replace(settings, defence=changed)
 
 
 def _settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Settings) -> Settings:
