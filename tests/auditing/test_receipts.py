@@ -104,9 +104,7 @@ def test_receipts_hold(strong: Audit, place: Path, folder: Path, check: Callable
         strong.strong["realisable"]["8 bits"]["columns"]["GTM"] / 100, abs=0.1
     )
     text = str(found)
-    assert (
-        "128 images of 4 goals verified: recall" in text and "ε 16/255, seed 0, 40 samples of digits/test (" in text
-    )
+    assert "128 images of 4 goals verified: recall" in text and "ε 16/255, seed 0, 40 samples of digits/test (" in text
     assert "agree with audit.json; its scores were not recomputed" in text
     assert "no audit.json" in str(check(folder)) and check(folder).problems == ()  # receipts may travel alone
 

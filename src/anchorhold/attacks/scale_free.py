@@ -33,7 +33,7 @@ from .mismatch import MismatchAttack
 from .ranking import CandidateAttack, QueryAttack
 from .recall import RETAIN, EmbeddingShift, GreedyTranslocation, RecallGoal
 
-__all__ = ["halves", "scale_free", "without_end"]
+__all__ = ["halves", "scale_free", "spread", "without_end"]
 
 TEMPERATURE = 0.5
 SURE = 0.05  # in units of σ: goals are exceeded by this, which is more than the error of bf16
@@ -51,7 +51,7 @@ def halves(e: Tensor, items: Tensor, mean: Tensor) -> Tensor:
         return centred.square().sum(1) / 2 - away @ centred.T
 
 
-def _spread(h: Tensor) -> Tensor:
+def spread(h: Tensor) -> Tensor:
     """σ (N,) of a list, as a constant."""
     return h.detach().std(-1).clamp(min=torch.finfo(h.dtype).tiny)
 
@@ -88,7 +88,7 @@ def _first_of_another(scene: Scene, labels: Tensor, own: Tensor, sign: float = 1
         match, itself = labels[positions, None] == scene.gallery_labels, own[positions, None] == items
         nearest_match = h.masked_fill(~match | itself, torch.inf).amin(1)
         nearest_other = h.masked_fill(match | itself, torch.inf).amin(1)
-        return (sign * (nearest_match - nearest_other) / _spread(h)).clamp(max=most)
+        return (sign * (nearest_match - nearest_other) / spread(h)).clamp(max=most)
 
     return Objective(value, top=most)
 
@@ -108,7 +108,7 @@ def leaves(
         last = others.topk(min(RETAIN, h.shape[1]), dim=1, largest=False).values[:, -1]
         # With fewer than four others the candidate cannot drop out: there is nothing to climb.
         gap = (h.gather(1, chosen)[:, 0] - last).nan_to_num(neginf=0.0)
-        return (gap / _spread(h)).clamp(max=most)
+        return (gap / spread(h)).clamp(max=most)
 
     return Objective(value, top=most)
 
@@ -122,7 +122,7 @@ def query_rank(goal: QueryAttack, scene: Scene, ids: Tensor, targets: Tensor | N
     def value(e: Tensor, positions: Tensor) -> Tensor:
         h = halves(e[:, 0], scene.gallery, mean)
         gap = h.gather(1, chosen[positions]).unsqueeze(2) - h.unsqueeze(1)
-        return sign * _rank(gap / (TEMPERATURE * _spread(h)[:, None, None]))
+        return sign * _rank(gap / (TEMPERATURE * spread(h)[:, None, None]))
 
     return Objective(value, goal.objective(scene, ids, targets).goal)
 
@@ -133,7 +133,7 @@ def candidate_rank(goal: CandidateAttack, scene: Scene, ids: Tensor, targets: Te
     mean = scene.gallery.mean(0)
     query = scene.queries[aimed(targets)]  # (N, W, D)
     lists = halves(query.flatten(0, 1), scene.gallery, mean).unflatten(0, query.shape[:2])
-    unit, sign = TEMPERATURE * _spread(lists), -1.0 if goal.raised else 1.0
+    unit, sign = TEMPERATURE * spread(lists), -1.0 if goal.raised else 1.0
 
     def value(e: Tensor, positions: Tensor) -> Tensor:
         with torch.autocast(e.device.type, enabled=False):

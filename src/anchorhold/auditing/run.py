@@ -30,7 +30,7 @@ from ..perturb.settings import Threat, threat_of
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .classes import Classes, part_of
-from .ensemble import MEMBERS, STEPS, Surrogate, tasks
+from .ensemble import MEMBERS, Surrogate, most_steps, tasks
 from .evidence import Evidence, flags_of
 from .inputs import Data, prepare
 from .outcomes import RunRows, outcome
@@ -146,7 +146,8 @@ def audit(
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
-    work = samples * (len(runs) * settings.budget.steps + STEPS * len(tasks(runs)) * (strength == "strong"))
+    harder = sum(most_steps(task.goal) for task in tasks(runs)) if strength == "strong" else 0
+    work = samples * (len(runs) * settings.budget.steps + harder)
     fast, climbing = compiles(settings.compile, settings.precision, where, work), computing(settings.precision, where)
     other = None if surrogate is None else as_victim(surrogate)
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import described
-from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
+from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, WARM, Contest, Member, Surrogate, Task, most_steps
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, levels_within
@@ -73,8 +73,9 @@ def strengthen(
     ladder = sorted({*epsilons, subject.settings.ball.eps})
     runs, whole, receipts = [], {}, {}
     if members:
-        samples = len(ladder) * sum(len(attacked[task.goal.side]) for task in chosen)
-        steps, queries = STEPS * samples, SQUARE_QUERIES * samples
+        samples = {task.name: len(ladder) * len(attacked[task.goal.side]) for task in chosen}
+        steps = sum(most_steps(task.goal) * samples[task.name] for task in chosen)
+        queries = SQUARE_QUERIES * sum(samples.values())
         subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of Square")
     ensemble = Ensemble(tuple(members), surrogate, tuple(ladder))
     for task in chosen:

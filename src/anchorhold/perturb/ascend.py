@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import SettingsError, check
 from .problem import Ascent, Problem, Watch, check_units, refuse_watch
-from .rules import Climb, Units, adaptive, laid, steepest
+from .rules import Climb, Units, adaptive, averaged, laid, steepest
 
 __all__ = ["ascend"]
 
@@ -40,7 +40,7 @@ def ascend(
         starts: the point of the first start, of the shape of `images`.
         batch: units at a time. With a separable objective it changes only the memory.
         watch: is called with the images that each step starts from: the moving views of the units that are not
-            dropped. APGD refuses it.
+            dropped. APGD and Adam refuse it.
     """
     _check(problem, images, batch, starts, watch)
     check_units(images, ids, embedded, starts)
@@ -80,10 +80,11 @@ def _check(problem: Problem, images: Tensor, batch: int | None, starts: Tensor |
         raise SettingsError("a coupled objective has no value per unit; set keep = last and one start")
     if budget.start != "zero" or budget.restarts > 1:
         problem.drawn("random starts")
-    if budget.rule == "apgd":
+    if budget.rule != "steepest":
+        method = {"apgd": "APGD", "adam": "Adam"}[budget.rule]
         stuck = budget.start == "zero" and objective.first is not None and starts is None
-        check(not stuck, "this objective is stationary at the clean image: use a random start for APGD")
-        refuse_watch(watch, "APGD")
+        check(not stuck, f"this objective is stationary at the clean image: use a random start for {method}")
+        refuse_watch(watch, method)
     problem.ball.admit(images)
 
 
@@ -107,8 +108,8 @@ def _climbed(
         begun = Climb.at(laid(_start(problem, origin, ids[rows], attempt, given)))
         if embedded is not None and clean_start and budget.drop:
             begun.settle(objective, embedded, units.positions)
-        if budget.rule == "apgd":
-            climb = adaptive(problem, units, rows, origin, begun)
+        if budget.rule != "steepest":
+            climb = (adaptive if budget.rule == "apgd" else averaged)(problem, units, rows, origin, begun)
         else:
             climb = steepest(problem, units, rows, origin, begun, objective.first if clean_start else None, watch)
         work += climb.work

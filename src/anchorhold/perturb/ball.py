@@ -88,6 +88,12 @@ class Region:
         ends = None if self.ends is None else (self.ends[0][index], self.ends[1][index])
         return Region(self.ball, self.clean[index] if ends is None else self.clean, ends)
 
+    def along(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
+        """`project` of a step that is not the steepest: `size` times the direction, in L2 times the unit vector."""
+        if self.ends is None:
+            return self.ball.project(self.ball.step(x, direction, size), self.clean)
+        return torch.clamp(x + size * direction, *self.ends)
+
     def move(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
         """`project` of `step`."""
         if self.ends is None:

@@ -1,4 +1,4 @@
-"""Step rules of the loop: steepest steps of a given length, or APGD, which adapts its step length.
+"""Step rules of the loop: steepest steps of a given length, APGD, which adapts its step length, or Adam's mean step.
 
 APGD (Croce and Hein, ICML 2020):
 
@@ -8,6 +8,10 @@ APGD (Croce and Hein, ICML 2020):
 the last one. It is also halved for a unit that kept its η there and has not improved since. The unit then resumes from
 its best iterate. Its momentum still uses the iterate before the current one. There is no step length to choose, and the
 best iterate is kept.
+
+Adam (Kingma and Ba, ICLR 2015) steps along a running mean of the gradient, pixel by pixel in units of its running size.
+The nearest items of a list change from step to step, and the gradient jumps. Signed steps follow every jump and end in
+corners of the ball; a mean crosses such edges. It finds perturbations that signed steps miss from any start.
 """
 
 import math
@@ -22,10 +26,12 @@ from ..model.frozen import Embed
 from .ball import Ball, Region
 from .problem import Objective, Problem, Value, Watch
 
-__all__ = ["Climb", "Units", "adaptive", "laid", "moments", "steepest"]
+__all__ = ["Climb", "Units", "adaptive", "averaged", "laid", "moments", "steepest"]
 
 MOMENTUM = 0.75
 RISES = 0.75  # share of steps in which the objective must rise
+SMALL = 1e-8  # keeps Adam's quotient finite where a pixel never had a gradient
+FADES = 0.9, 0.999  # of Adam's means of the gradient and of its square
 FIRST, LESS, LEAST = 0.22, 0.03, 0.06  # distances between checkpoints, as shares of all steps
 
 
@@ -228,6 +234,53 @@ def adaptive(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
         weight = MOMENTUM if step else 1.0
         moved = ball.project(here + weight * (straight - here) + (1 - weight) * (here - before), centre)
         here, before = moved, here
+    return out
+
+
+def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun: Climb) -> Climb:
+    """Take `budget.steps` steps of Adam inside the ball and keep the best iterate; a unit that met its goal stops."""
+    objective, budget, ball, positions = problem.objective, problem.budget, problem.ball, units.positions
+    x, wide = begun.x, (-1, *[1] * (begun.x.ndim - 1))
+    out = Climb(x.clone(), begun.level, begun.met)
+    active = torch.nonzero(~out.met).squeeze(1) if begun.settled else torch.arange(len(x), device=x.device)
+    here, region = x[active], Region(ball, laid(origin)).rows(active)
+    mean, square = torch.zeros_like(here), torch.zeros_like(here)
+    for step in range(budget.steps + 1):
+        measuring = step == budget.steps
+        if not len(active):
+            out.active += [] if measuring else [0]
+            continue
+        here = here.detach().requires_grad_(not measuring)
+        own = rows[active]
+        with torch.set_grad_enabled(not measuring):
+            embeddings = units.embed(here, own)
+            value = objective.value(embeddings, positions[own])
+        check(
+            value.shape == active.shape,
+            f"the objective gave {tuple(value.shape)} for {len(active)} units; Adam needs one number per unit",
+        )
+        now, done = value.detach().double(), objective.met(embeddings, positions[own], value)
+        better = now > out.level[active]
+        if done is not None:
+            better |= done & ~out.met[active]
+            out.met[active] |= done
+        chosen = active[better]
+        out.level[chosen], out.x[chosen] = now[better], here.detach()[better]
+        if measuring:
+            break
+        (gradient,) = torch.autograd.grad(value.sum(), here)
+        out.work += len(active) * x.shape[1]
+        # In units of its size, so that objectives of any scale leave Adam's means in the range of fp32.
+        gradient = gradient / gradient.flatten(1).abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny).reshape(wide)
+        mean = FADES[0] * mean + (1 - FADES[0]) * gradient
+        square = FADES[1] * square + (1 - FADES[1]) * gradient.square()
+        slope = (mean / (1 - FADES[0] ** (step + 1))) / ((square / (1 - FADES[1] ** (step + 1))).sqrt() + SMALL)
+        here = region.along(here.detach(), slope, budget.length(step))
+        if budget.drop and done is not None and bool(done.any()):
+            stay = torch.nonzero(~done).squeeze(1)
+            active, here, region = active[stay], here[stay], region.rows(stay)
+            mean, square = mean[stay], square[stay]
+        out.active.append(len(active))
     return out
 
 

@@ -15,7 +15,7 @@ __all__ = ["THREATS", "Budget", "Keep", "Norm", "Rule", "Start", "Threat", "chec
 Norm = Literal["linf", "l2"]
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
-Rule = Literal["steepest", "apgd"]
+Rule = Literal["steepest", "apgd", "adam"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Budget:
     keep: Keep = "last"
     schedule: Schedule = "constant"  # how alpha falls over the steps
     drop: bool = True  # drop finished units; off only to show that it changes nothing
-    rule: Rule = "steepest"  # apgd adapts its step length and refuses alpha and schedule; see `rules`
+    rule: Rule = "steepest"  # apgd adapts its step length and refuses alpha and schedule; adam reads both; see `rules`
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")
@@ -39,7 +39,7 @@ class Budget:
         for name, kind in (("start", Start), ("keep", Keep), ("schedule", Schedule), ("rule", Rule)):
             word, words = getattr(self, name), get_args(kind)
             check(word in words, f"{name} {word!r}; {nearest(str(word), words)}")
-        check(self.rule == "steepest" or self.keep == "best", "APGD keeps its best iterate: set keep = best")
+        check(self.rule == "steepest" or self.keep == "best", f"{self.rule} keeps its best iterate: set keep = best")
         if self.rule == "apgd":
             self.read_by("APGD", "steps", "start", "restarts", "drop", "rule")
 
