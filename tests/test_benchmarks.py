@@ -36,7 +36,7 @@ def test_scale_measures_a_training_step_and_a_search(tmp_path: Path) -> None:
 def test_peers_find_the_same(tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     out = tmp_path / "peers.json"
-    done = run("peers.py", "--quick", "--turns", "1", "--out", str(out))
+    done = run("search_peers.py", "--quick", "--turns", "1", "--out", str(out))
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert len(found["peers"]) == 6 and all(row["ratio"] > 0 for row in found["peers"].values())
@@ -45,7 +45,8 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py", "kills.py", "peers.py"]
+    "name",
+    ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py", "kills.py", "search_peers.py", "peers.py"],
 )
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")

@@ -40,7 +40,7 @@ def ascend(
         starts: the point of the first start, of the shape of `images`.
         batch: units at a time. With a separable objective it changes only the memory.
         watch: is called with the images that each step starts from: the moving views of the units that are not
-            dropped. APGD and Adam refuse it.
+            dropped. Only steepest steps take it.
     """
     _check(problem, images, batch, starts, watch)
     check_units(images, ids, embedded, starts)
@@ -81,7 +81,7 @@ def _check(problem: Problem, images: Tensor, batch: int | None, starts: Tensor |
     if budget.start != "zero" or budget.restarts > 1:
         problem.drawn("random starts")
     if budget.rule != "steepest":
-        method = {"apgd": "APGD", "adam": "Adam"}[budget.rule]
+        method = {"apgd": "APGD", "adam": "Adam", "momentum": "momentum PGD"}[budget.rule]
         stuck = budget.start == "zero" and objective.first is not None and starts is None
         check(not stuck, f"this objective is stationary at the clean image: use a random start for {method}")
         refuse_watch(watch, method)

@@ -1,4 +1,4 @@
-"""Step rules of the loop: steepest steps of a given length, APGD, which adapts its step length, or Adam's mean step.
+"""Step rules of the loop: steepest steps of a given length, APGD, which adapts its step length, or a running mean.
 
 APGD (Croce and Hein, ICML 2020):
 
@@ -10,8 +10,9 @@ its best iterate. Its momentum still uses the iterate before the current one. Th
 best iterate is kept.
 
 Adam (Kingma and Ba, ICLR 2015) steps along a running mean of the gradient, pixel by pixel in units of its running size.
-The nearest items of a list change from step to step, and the gradient jumps. Signed steps follow every jump and end in
-corners of the ball; a mean crosses such edges. It finds perturbations that signed steps miss from any start.
+Momentum (Dong et al., CVPR 2018) adds up gradients, each in units of its mean size, and takes the steepest step along
+the sum. The nearest items of a list change from step to step, and the gradient jumps. Signed steps follow every jump
+and end in corners of the ball; a mean crosses such edges. Both find perturbations that signed steps miss.
 """
 
 import math
@@ -238,7 +239,7 @@ def adaptive(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
 
 
 def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun: Climb) -> Climb:
-    """Take `budget.steps` steps of Adam inside the ball and keep the best iterate; a unit that met its goal stops."""
+    """Steps along a running mean, by Adam or momentum; the best iterate is kept, and a unit that met its goal stops."""
     objective, budget, ball, positions = problem.objective, problem.budget, problem.ball, units.positions
     x, wide = begun.x, (-1, *[1] * (begun.x.ndim - 1))
     out = Climb(x.clone(), begun.level, begun.met)
@@ -257,7 +258,7 @@ def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
             value = objective.value(embeddings, positions[own])
         check(
             value.shape == active.shape,
-            f"the objective gave {tuple(value.shape)} for {len(active)} units; Adam needs one number per unit",
+            f"the objective gave {tuple(value.shape)} for {len(active)} units; this rule needs one number per unit",
         )
         now, done = value.detach().double(), objective.met(embeddings, positions[own], value)
         better = now > out.level[active]
@@ -270,12 +271,16 @@ def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
             break
         (gradient,) = torch.autograd.grad(value.sum(), here)
         out.work += len(active) * x.shape[1]
-        # In units of its size, so that objectives of any scale leave Adam's means in the range of fp32.
-        gradient = gradient / gradient.flatten(1).abs().amax(1).clamp(min=torch.finfo(x.dtype).tiny).reshape(wide)
-        mean = FADES[0] * mean + (1 - FADES[0]) * gradient
-        square = FADES[1] * square + (1 - FADES[1]) * gradient.square()
-        slope = (mean / (1 - FADES[0] ** (step + 1))) / ((square / (1 - FADES[1] ** (step + 1))).sqrt() + SMALL)
-        here = region.along(here.detach(), slope, budget.length(step))
+        # In units of its size: objectives have any scale, and Adam's squares must stay in the range of fp32.
+        gradient = gradient / gradient.flatten(1).abs().mean(1).clamp(min=torch.finfo(x.dtype).tiny).reshape(wide)
+        if budget.rule == "momentum":
+            mean = mean + gradient
+            here = region.move(here.detach(), mean, budget.length(step))
+        else:
+            mean = FADES[0] * mean + (1 - FADES[0]) * gradient
+            square = FADES[1] * square + (1 - FADES[1]) * gradient.square()
+            slope = (mean / (1 - FADES[0] ** (step + 1))) / ((square / (1 - FADES[1] ** (step + 1))).sqrt() + SMALL)
+            here = region.along(here.detach(), slope, budget.length(step))
         if budget.drop and done is not None and bool(done.any()):
             stay = torch.nonzero(~done).squeeze(1)
             active, here, region = active[stay], here[stay], region.rows(stay)

@@ -15,7 +15,7 @@ __all__ = ["THREATS", "Budget", "Keep", "Norm", "Rule", "Start", "Threat", "chec
 Norm = Literal["linf", "l2"]
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
-Rule = Literal["steepest", "apgd", "adam"]
+Rule = Literal["steepest", "apgd", "adam", "momentum"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Budget:
     keep: Keep = "last"
     schedule: Schedule = "constant"  # how alpha falls over the steps
     drop: bool = True  # drop finished units; off only to show that it changes nothing
-    rule: Rule = "steepest"  # apgd adapts its step length and refuses alpha and schedule; adam reads both; see `rules`
+    rule: Rule = (
+        "steepest"  # apgd adapts its step length and refuses alpha and schedule; the others read both; see `rules`
+    )
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")
