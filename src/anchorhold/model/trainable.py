@@ -36,6 +36,8 @@ class Trainable(Victim):
     With `freeze_batchnorm`, BatchNorm keeps its running statistics while its weight and bias train, as in the papers.
     """
 
+    hub: str = ""  # hf:owner/name@commit:file, if it was loaded from the Hub
+
     def __init__(self, victim: Victim, freeze_batchnorm: bool = True) -> None:
         mean, std = (None if each is None else each.flatten().tolist() for each in (victim.mean, victim.std))
         super().__init__(victim.module, mean, std, victim.size, victim.output, victim.unit)
