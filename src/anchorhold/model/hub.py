@@ -116,7 +116,10 @@ def _download(name: HubName, whole: HubName) -> tuple[Path, str]:
     if asked:
         try:
             url = hub.hf_hub_url(whole.repo, whole.file, revision=revision)
-            known = hub.get_hf_file_metadata(url, timeout=PATIENCE, **ABOUT).etag or ""
+            told = hub.get_hf_file_metadata(url, timeout=PATIENCE, **ABOUT)
+            known = told.etag or ""
+            if not told.commit_hash:
+                raise ValueError("it does not answer as the Hub does")
         except HfHubHTTPError as error:
             if error.response.status_code < 500:
                 raise _absent(name, whole, error) from None
@@ -129,7 +132,9 @@ def _download(name: HubName, whole: HubName) -> tuple[Path, str]:
     try:
         options: dict[str, Any] = {"revision": revision, "local_files_only": not asked, **ABOUT}
         return Path(hub.hf_hub_download(whole.repo, whole.file, **options)), known
-    except LocalEntryNotFoundError:
+    except LocalEntryNotFoundError as error:
+        if asked:  # the connection was lost since the question
+            missing, todo = f"the download failed ({_first(error.__cause__ or error)})", "try again"
         raise ModelError(f"{whole}: {missing}, and the file is not in the cache; {todo}, or give a file") from None
     except HfHubHTTPError as error:
         raise _absent(name, whole, error) from None
