@@ -21,6 +21,7 @@ import yaml
 
 LARGEST = 64 * 2**20
 TOKEN = "hf_a_token_of_nobody"
+LICENCES = ("apache-2.0", "mit", "cc-by-4.0", "other")
 LFS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 
 
@@ -163,7 +164,10 @@ class Handler(BaseHTTPRequestHandler):
             found = repo.commits[oid][file]
             mark = hashlib.sha256(found).hexdigest()
             # Another host, as the real one has: the client does not follow there with its token.
-            place = {"Location": f"{self.hub.url.replace('127.0.0.1', 'localhost')}/cdn/{mark}", "X_Linked_Etag": f'"{mark}"'}
+            place = {
+                "Location": f"{self.hub.url.replace('127.0.0.1', 'localhost')}/cdn/{mark}",
+                "X_Linked_Etag": f'"{mark}"',
+            }
             self.answer(302, X_Repo_Commit=oid, X_Linked_Size=str(len(found)), ETag='"of the redirect"', **place)
         else:
             self.answer(200, repo.commits[oid][file], X_Repo_Commit=oid, ETag=f'"{git_id(repo.commits[oid][file])}"')
@@ -212,6 +216,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             told = yaml.safe_load(found[1]) if found else None
             assert isinstance(told, dict) and told["library_name"]
+            assert told.get("license", "mit") in LICENCES, '"license" must be one of a list'
         except (yaml.YAMLError, AssertionError) as error:
             self.tell({"errors": [{"message": str(error)}], "warnings": []}, 400)
             return

@@ -29,6 +29,7 @@ from .fast.fold import Folded, foldable, folded
 from .frozen import Embed
 from .preprocessing import Preprocessing, record_of
 from .settings import LARGEST_DIM
+from .sharing import OnHub
 from .weights import METADATA, LoadReport, Source, check_model, check_numbers, load_weights, located, saved_config
 
 __all__ = ["Embedder", "embedder_from", "freeze_statistics", "load_embedder", "save"]
@@ -37,7 +38,7 @@ _CHANNELS = 1024  # the most that an image may have
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Embedder(nn.Module):
+class Embedder(OnHub, nn.Module):
     """Images in [0, 1] to unit vectors: (B, C, H, W) -> (B, dim).
 
     The model applies mean and std itself, so that perturbations are measured in pixels. `dim` 0 or None omits the head.
@@ -53,7 +54,6 @@ class Embedder(nn.Module):
 
     mean: Tensor
     std: Tensor
-    hub: str = ""  # hf:owner/name@commit:file, if it was loaded from the Hub
 
     def __init__(
         self,
