@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -280,12 +281,19 @@ ROUTES = (
 )
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # of a client that gave up
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serving() -> Iterator[Hub]:
     """A Hub on a free port of this machine."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"hub": hub}))
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), type("Own", (Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()

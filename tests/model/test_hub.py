@@ -16,7 +16,10 @@ from typer.testing import CliRunner
 
 import anchorhold as ah
 from anchorhold.cli.main import app
+from anchorhold.config.build import build, to_dict
+from anchorhold.config.recipes import settings_from
 from anchorhold.errors import AnchorholdError, ModelError, RunError
+from anchorhold.extensions import Origin, code_named_in
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.hub import HubName, fetch
 from anchorhold.model.load import load_model
@@ -273,6 +276,17 @@ def test_weights_on_the_way_are_checked_too(hub: Hub, tmp_path: Path) -> None:
 
 
 # Records ----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_on_the_hub_in_a_record_is_neither_code_nor_a_download(hub: Hub) -> None:
+    told = to_dict(settings_from("natural", {"model.weights": "hf:me/w@main:w.pt"}))
+    assert build(told).model.weights == "hf:me/w@main:w.pt" and list(code_named_in({"weights": "hf:x"})) == []
+    with pytest.raises(RunError, match="names the code hf:thing"):
+        build({"defence": {"name": "hf:thing"}})  # a module of the name hf is code all the same
+    for spec in ("hf:me/w", "small=hf:me/w:w.pt", "os:getcwd=hf:me/w"):
+        with pytest.raises(RunError, match=f"index.json names the download {spec}.*--model {spec}"):
+            load_model(spec, origin=Origin("index.json", repeat="--model {}"))
+    assert not hub.asked
 
 
 def tiny() -> Any:

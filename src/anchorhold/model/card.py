@@ -156,8 +156,8 @@ def _about(config: Mapping[str, Any]) -> str:
     vectors = f"unit vectors of {dim:.0f} numbers" if dim else "unit vectors"
     colours = "RGB" if config.get("channels", 3) == 3 else f"{_text(config['channels'])}-channel"
     return (
-        f"An image embedding model for retrieval, made with Anchorhold. It maps {colours} images in [0, 1] to {vectors}; "
-        f"near vectors mean similar images. Backbone: {made}."
+        f"An image embedding model for retrieval, made with Anchorhold. It maps {colours} images in [0, 1] to "
+        f"{vectors}; near vectors mean similar images. Backbone: {made}."
     )
 
 
@@ -199,7 +199,10 @@ def _scores(info: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     lines += [f"- Threat: ℓ∞ with ε {threat} of the pixel range. Attacks: {_text(method.upper())}{how}{begun}."]
     lines += [f"- R@1 without an attack: {_cell(dig(facts, 'clean', 'R@1'))} %."]
     if (strong := _strong(facts)) is not None:
-        lines += [f"- R@1 under the strong attack: {_cell(strong)} %."]
+        before = number(dig(strong, "initial"))
+        same = "" if before is None else f"; {before:.1f} % of the same queries without it"
+        lines += [f"- R@1 under the strong attack: {_cell(strong)} %{same}."]
+        lines += ["- `strong` is the worst result of several attacks on each query."]
     lines += ["", "[low, high] are 95 % intervals over queries. Numbers are in percent, but TMA is a cosine and ES:D a"]
     lines += ["distance. ERS is the papers' score over these attacks, from 0 to 100; more is better.", ""]
     names = dict.fromkeys(each for p in protocols for each in _table(dig(protocols, p, "columns")))
@@ -217,7 +220,7 @@ def _flags(facts: Mapping[str, Any]) -> str:
         return ""
     flags = [each for each in _numbered(facts.get("flags")).values() if isinstance(each, Mapping)]
     if not flags:
-        return "## Doubts\n\nThe audit looked for reasons not to trust these numbers, and raised no flag."
+        return "## Doubts\n\nThe audit raised no flag."
     lines = [f"- **{_text(flag.get('name'))}**: {_text(flag.get('message'))}" for flag in flags]
     return "## Doubts\n\nThe audit raised flags. Each is a reason to doubt the numbers above.\n\n" + "\n".join(lines)
 
