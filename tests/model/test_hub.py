@@ -153,6 +153,33 @@ def test_weights_of_every_layout_are_recorded_with_commit_and_hash(hub: Hub, tmp
         assert all(torch.equal(value, net[key]) for key, value in model.backbone.state_dict().items())
 
 
+@pytest.mark.medium
+def test_files_of_torchvision_timm_and_robust_models_transfer(hub: Hub, tmp_path: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+    from torchvision.models import resnet18
+
+    theirs, images = resnet18(weights=None).eval(), torch.rand(1, 3, 64, 64)
+    state = theirs.state_dict()
+    robust = {f"module.{part}.{key}": t for part in ("model", "attacker.model") for key, t in state.items()}
+    robust |= {"module.normalizer.new_mean": torch.zeros(3, 1, 1), "module.normalizer.new_std": torch.ones(3, 1, 1)}
+    other = timm.create_model("resnet18", num_classes=7)
+    torch.save(state, tmp_path / "resnet18.pth")
+    torch.save({"model": robust, "optimizer": {}, "epoch": 90}, tmp_path / "resnet18_linf_eps4.0.ckpt")
+    save_file(other.state_dict(), tmp_path / "model.safetensors")
+    hub.put("lab/nets", {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()})
+    theirs.fc = nn.Identity()
+    with torch.no_grad():
+        for file in ("resnet18.pth", "resnet18_linf_eps4.0.ckpt"):
+            model = Embedder("resnet18", 0, f"hf:lab/nets:{file}").eval()
+            torch.testing.assert_close(model.backbone(images), theirs(images), rtol=1e-5, atol=1e-5)
+        other.reset_classifier(0)
+        model = Embedder("resnet18", 0, "hf:lab/nets").eval()  # timm's file is the default one
+        assert torch.equal(model.backbone(images), other.eval()(images))
+    with pytest.raises(ModelError, match=r"hf:lab/nets@\w{40}:resnet18\.pth does not fit resnet34"):
+        Embedder("resnet34", 0, "hf:lab/nets:resnet18.pth")
+
+
 def test_pickled_code_in_a_repository_is_not_run(hub: Hub, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> Any:
@@ -294,7 +321,8 @@ def tiny() -> Any:
     return images, torch.arange(40) % 5
 
 
-CHANGES = {"train.epochs": 1, "batch.pairs": 4, "model.backbone": "small", "model.dim": 4, "train.on_collapse": "warn"}
+STEP = {"train.epochs": 1, "batch.pairs": 4, "train.on_collapse": "warn"}
+CHANGES = STEP | {"model.backbone": "small", "model.dim": 4}
 
 
 @pytest.mark.medium
@@ -352,9 +380,12 @@ def test_an_index_names_its_model_and_a_search_asks_you_to_repeat_it(hub: Hub, t
 
 
 @pytest.mark.medium
-def test_an_audit_records_the_commit(hub: Hub, tmp_path: Path) -> None:
+def test_runs_and_audits_of_a_model_from_the_hub_record_the_commit(hub: Hub, tmp_path: Path) -> None:
     commit = hub.put("me/m", {"model.safetensors": saved(tmp_path)})
     data = tiny()
+    run = ah.fit(ah.load("hf:me/m"), data, "natural", tmp_path / "run", overrides=STEP, device="cpu")
+    assert run.read_json()["model"]["hub"] == f"hf:me/m@{commit}:model.safetensors"
+    assert "\nbase_model: me/m\n" in ah.model_card(run)
     options: dict[str, Any] = {"attacks": ["ES"], "limit": 4, "steps": 1, "device": "cpu", "examine": None}
     found = ah.audit(ah.load("hf:me/m"), data, **options).to_dict()
     assert found["model"]["hub"] == f"hf:me/m@{commit}:model.safetensors"

@@ -248,6 +248,9 @@ def test_the_command_refuses_what_it_cannot_share(tmp_path: Path) -> None:
     (tmp_path / "notes" / "diary.txt").write_text("mine")
     code, text = command("push", str(tmp_path / "m.safetensors"), "me/x", "--dry-run", str(tmp_path / "notes"))
     assert code == 2 and "holds other files (diary.txt)" in text and len(list((tmp_path / "notes").iterdir())) == 1
+    Embedder(**SMALL).save(tmp_path / "alone" / "model.safetensors")
+    code, text = command("push", str(tmp_path / "alone"), "me/x", "--dry-run", str(tmp_path / "alone"))
+    assert code == 2 and "the folder of the model itself" in text
     from safetensors.torch import save_file
 
     save_file({"a": torch.ones(1)}, tmp_path / "bare.safetensors")
@@ -263,7 +266,7 @@ def test_a_model_whose_record_holds_a_path_stays_at_home(hub: Hub) -> None:
 
 # The card ---------------------------------------------------------------------------------------------------
 
-STRANGE = 'a "b\': [c]\n---\nlicense: mit\n<script>`x`|y é 日本 \x1b[2J \ud800 #{}&*!%@'
+STRANGE = "a \"b': [c]\n---\nlicense: mit\n<script>`x`|y é 日本 \x1b[2J \ud800 #{}&*!%@"
 
 
 def audit_record(name: str) -> dict[str, Any]:

@@ -44,6 +44,9 @@ def model_card(
         audit: the result of `ah.audit` on this run's model, or its folder; without one the card says so.
         name: owner/name on the Hub.
         license: its identifier, such as apache-2.0.
+
+    >>> model_card(None, name="me/birds").splitlines()[:2]
+    ['---', 'library_name: anchorhold']
     """
     info, facts = info_of(run), facts_of(audit)
     marks = [dig(info, "weights"), dig(facts, "model", "weights")]
@@ -82,7 +85,7 @@ def card_text(
     if license and not re.fullmatch(r"[\w.+-]+", license, re.ASCII):
         raise SettingsError(f"license {license!r}: give its identifier on the Hub, such as apache-2.0 or mit")
     title = repo.partition("/")[2] or "model"
-    start = str(dig(info, "model", "weights", "source") or "")
+    start = str(dig(info, "model", "hub") or dig(info, "model", "weights", "source") or "")
     results = list(_results(info, facts))
     data = ModelCardData(
         library_name="anchorhold",
@@ -238,6 +241,7 @@ def _training(config: Mapping[str, Any], info: Mapping[str, Any]) -> str:
         "ε in training": None if (eps := number(dig(settings, "defence", "eps"))) is None else pixel_fraction(eps),
         "Images": f"{dig(info, 'data', 'name')}, {_count(number(images.get(0)))} for training",
         "Initial weights": f"{start['source']}{mark}" if dig(start, "source") else None,
+        "Initial model": dig(info, "model", "hub"),
         "Epochs": None if epochs is None else f"{epochs:.0f}",
         "Seed": dig(settings, "train", "seed"),
         "Published row": info.get("row") or None,

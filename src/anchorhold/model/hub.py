@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +31,7 @@ PATIENCE = 10.0  # seconds until the Hub must answer; its own retries take minut
 _NAME = re.compile(r"hf:([\w.-]+/[\w.-]+)(?:@([^:@]+))?(?::(.+))?", re.ASCII | re.DOTALL)
 _REVISION = re.compile(r"[^\s~^:?*\[\\]+")
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}")
-_LISTED = 12  # files that a message names
+_LISTED, _READ = 12, 1000  # files that a message names, and that are looked at for it
 _WEIGHTS = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".tar")
 
 
@@ -97,8 +98,9 @@ def fetch(text: str | Path) -> Fetched:
         raise ModelError(f"{name}: {path} is not in the layout of the Hub's cache; update huggingface_hub")
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    # The Hub names large files by their hash; its client compares only their length.
-    known = known or (Path(os.readlink(path)).name if path.is_symlink() else "")
+    # The Hub names large files by their hash; its client compares only their length. The link in the cache is to the
+    # file of this very commit, which may be newer than the answer.
+    known = Path(os.readlink(path)).name if path.is_symlink() else known
     if _SHA256.fullmatch(known) and known != found:
         raise ModelError(f"{name}: the file in the cache is damaged; remove {path.resolve()} and download it again")
     return Fetched(path, str(replace(whole, revision=commit)), found)
@@ -148,15 +150,17 @@ def _absent(name: HubName, whole: HubName, error: Any) -> ModelError:
     """The error for an answer of the Hub; a missing file is reported with the files that there are."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.hf_api import RepoFile
 
     if not isinstance(error, EntryNotFoundError):
         return refusal(name, error)
     try:
-        there = HfApi(**ABOUT).list_repo_files(whole.repo, revision=whole.revision or None)
+        tree = HfApi(**ABOUT).list_repo_tree(whole.repo, revision=whole.revision or None, recursive=True)
+        there = [each.path for each in islice(tree, _READ) if isinstance(each, RepoFile)]
     except Exception:  # the list is only a help
         there = []
     files = sorted((each for each in there if not each.startswith(".")), key=lambda f: not f.endswith(_WEIGHTS))
-    listed = ", ".join(shown(each) for each in files[:_LISTED]) + (", …" if len(files) > _LISTED else "")
+    listed = ", ".join(shown(each[:80]) for each in files[:_LISTED]) + (", …" if len(files) > _LISTED else "")
     place = replace(name, file="")
     if name.file:
         todo = f"it has {listed}" if listed else "check its name"

@@ -87,6 +87,8 @@ def prepared(
     others = {each.name for each in folder.iterdir()} - _FILES if folder.is_dir() else set()
     check(not others, f"{folder} holds other files ({', '.join(sorted(others)[:3])}); give a new folder")
     source = _file(model) if isinstance(model, str | Path) else None
+    itself = source is not None and source.parent.resolve() == folder.resolve()
+    check(not itself, f"{folder} is the folder of the model itself; give a new folder")
     if source is not None and run is None and source.name == EXPORT and (source.parent / "run.json").is_file():
         run = source.parent
     info, facts = info_of(run), facts_of(audit)
@@ -104,6 +106,8 @@ def prepared(
     if info:
         info |= {"export": digest(target), "weights": mark or dig(info, "weights")}
         texts["run.json"] = json.dumps(without_nan(info), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    else:
+        (folder / "run.json").unlink(missing_ok=True)  # of what was written there before
     for file, text in texts.items():
         with atomic(folder / file) as temporary:
             temporary.write_text(text, encoding="utf-8", errors="backslashreplace")

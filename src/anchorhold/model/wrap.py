@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, SettingsError, lacks_memory, nearest
-from ..extensions import kind_of, reason_of
+from ..extensions import is_hub, kind_of, reason_of
 from ..geometry import unit as on_sphere
 from .embedder import Embedder
 from .preprocessing import Preprocessing, preprocessing_of
@@ -215,7 +215,7 @@ def hub_of(model: nn.Module) -> dict[str, str]:
     """For a record: {"hub": hf:owner/name@commit:file} of a model from the Hub, else nothing."""
     inner = model.module if isinstance(model, Victim) else model
     name = getattr(model, "hub", "") or getattr(inner, "hub", "")
-    return {"hub": name} if isinstance(name, str) and name else {}
+    return {"hub": str(name)} if is_hub(name) else {}
 
 
 def _home(module: nn.Module) -> tuple[torch.device | None, torch.dtype | None]:
