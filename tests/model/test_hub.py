@@ -18,12 +18,15 @@ import anchorhold as ah
 from anchorhold.cli.main import app
 from anchorhold.config.build import build, to_dict
 from anchorhold.config.recipes import settings_from
+from anchorhold.console import Silent
+from anchorhold.data.adapters import dataset_from
 from anchorhold.errors import AnchorholdError, ModelError, RunError
 from anchorhold.extensions import Origin, code_named_in
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.hub import HubName, fetch
 from anchorhold.model.load import load_model
 from anchorhold.model.weights import read_tensors
+from anchorhold.training.sweep import _trained
 from tests.hub_server import TOKEN, Hub, serving
 
 SMALL: dict[str, Any] = {"backbone": "small", "dim": 4, "channels": 1, "size": 8}
@@ -153,7 +156,7 @@ def test_weights_of_every_layout_are_recorded_with_commit_and_hash(hub: Hub, tmp
         assert all(torch.equal(value, net[key]) for key, value in model.backbone.state_dict().items())
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_files_of_torchvision_timm_and_robust_models_transfer(hub: Hub, tmp_path: Path) -> None:
     import timm
     from safetensors.torch import save_file
@@ -192,6 +195,18 @@ def test_pickled_code_in_a_repository_is_not_run(hub: Hub, tmp_path: Path) -> No
     with pytest.raises(ModelError, match=r"hf:evil/repo@\w{40}:code\.py cannot be read as weights"):
         Embedder("small", 4, "hf:evil/repo:code.py", channels=1)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.medium
+def test_a_model_file_cannot_name_a_further_download(hub: Hub, tmp_path: Path) -> None:
+    for number, (key, value) in enumerate(
+        [("backbone", "hf-hub:me/a"), ("backbone", "hf:me/a"), ("weights", "hf:me/a")]
+    ):
+        model = Embedder(**SMALL)
+        model.config[key] = value
+        hub.put("me/evil", {f"{number}.safetensors": model.save(tmp_path / "m.safetensors").read_bytes()})
+        refused(f"hf:me/evil:{number}.safetensors")
+    assert not any("me/a" in each for each in hub.asked)
 
 
 def test_a_saved_model_gives_size_mean_and_preprocessing_to_a_start_from_it(hub: Hub, tmp_path: Path) -> None:
@@ -350,6 +365,12 @@ def test_a_run_records_its_start_and_resumes_without_asking_the_hub(hub: Hub, tm
     assert len(hub.asked) == asked
     ah.resume(run.path, data=data, device="cpu", allow=["hf:me/w:w.pt"])
     assert len(hub.asked) > asked and run.read_json()["status"] == "done"
+    # A sweep repeats the names of its own call.
+    for name in ("last", "previous", "model"):
+        (run.path / f"{name}.safetensors").unlink(missing_ok=True)
+    run.update_json(status="interrupted")
+    settings = build(run.read_json()["settings"])
+    assert _trained(run.path, settings, dataset_from(data), "cpu", Silent())
 
 
 @pytest.mark.medium

@@ -23,8 +23,6 @@ TASK = "image-feature-extraction"
 _TAGS = ["image-retrieval", "metric-learning", "adversarial-robustness", TASK]
 _UNDER = ("ES:R", "LTM", "GTM", "margin")  # columns that are R@1 under attack; in a strong audit they are the same
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
-
-
 _BASE = re.compile(r"hf:([\w.-]+/[\w.-]+)@", re.ASCII)
 
 
@@ -130,9 +128,10 @@ def _results(info: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Any]
     if eps is None:
         return
     threat = {"eps": pixel_fraction(eps), "norm": "linf"}
-    for protocol in dig(facts, "protocols") or {}:
-        value = number(dig(facts, "protocols", protocol, "ers", "value"))
-        yield from result("ers", f"ERS, {protocol}", value, protocol=str(protocol), **threat)
+    for protocol, outcome in _table(dig(facts, "protocols")).items():
+        yield from result(
+            "ers", f"ERS, {shown(protocol)}", _value(dig(outcome, "ers")), protocol=shown(protocol), **threat
+        )
     yield from result("recall_at_1", "R@1, strong attack", _value(_strong(facts)), protocol="strong", **threat)
 
 
