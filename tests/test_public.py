@@ -29,6 +29,7 @@ PUBLIC = [
     "export",
     "fit",
     "load",
+    "model_card",
     "resume",
     "search",
     "wrap",

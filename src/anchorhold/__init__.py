@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .index.embedding import embed
     from .index.exporting import export
     from .index.searching import search
+    from .model.card import model_card
     from .model.embedder import Embedder
     from .model.load import load
     from .model.wrap import wrap
@@ -46,6 +47,7 @@ _PLACES = {
     "export": ("index.exporting", "export"),
     "fit": ("training.fit", "fit"),
     "load": ("model.load", "load"),
+    "model_card": ("model.card", "model_card"),
     "resume": ("training.fit", "resume"),
     "search": ("index.searching", "search"),
     "wrap": ("model.wrap", "wrap"),
@@ -72,6 +74,7 @@ __all__ = [
     "export",
     "fit",
     "load",
+    "model_card",
     "resume",
     "search",
     "wrap",

@@ -17,9 +17,9 @@ from typing import Any
 
 from .errors import AnchorholdError, ModelError, RunError, lacks_memory, nearest
 
-__all__ = ["RECORD", "USER", "Origin", "code_named_in", "imported", "kind_of", "reason_of", "searched_here"]
+__all__ = ["RECORD", "USER", "Origin", "code_named_in", "imported", "is_hub", "kind_of", "reason_of", "searched_here"]
 
-_CODE = re.compile(r"(?!timm:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME means weights
+_CODE = re.compile(r"(?!timm:|hf:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME and hf:owner/name mean weights
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,25 @@ class Origin:
         how = f"; if you trust it, name it yourself: {self.repeat.format(name)}" if self.repeat else ""
         raise RunError(f"{self.record} names the code {name}, and code named in a file is not run{how}")
 
+    def check_download(self, name: str) -> None:
+        """Refuse a name on the Hub that the user did not give: what a record names is not downloaded."""
+        if not self.record or name in self.allowed:
+            return
+        how = f"; if you trust it, name it yourself: {self.repeat.format(name)}" if self.repeat else ""
+        raise RunError(f"{self.record} names the download {name}, and what a file names is not downloaded{how}")
+
 
 USER = Origin()
 RECORD = Origin("a record")  # an unknown record, of which the user repeated no name
+
+
+def is_hub(name: object) -> bool:
+    """Whether a name is one on the Hugging Face Hub, hf:owner/name.
+
+    >>> is_hub("hf:owner/name"), is_hub("module:thing")
+    (True, False)
+    """
+    return isinstance(name, str | os.PathLike) and str(name).startswith("hf:")
 
 
 def code_named_in(tree: Any) -> Iterator[str]:

@@ -474,7 +474,7 @@ def test_a_timm_name_brings_what_it_was_trained_with(monkeypatch: pytest.MonkeyP
 
     real = timm.create_model
     monkeypatch.setattr(timm, "create_model", create)
-    monkeypatch.setattr("anchorhold.model.weights._reachable", lambda url: False)
+    monkeypatch.setattr("anchorhold.model.hub._reachable", lambda url: False)
     for spec, mean, size in (("timm:resnet10t", MEAN, 176), ("vit_tiny_patch16_224", (0.5, 0.5, 0.5), 224)):
         model = load_model(spec)
         assert isinstance(model, Embedder)

@@ -7,7 +7,8 @@ intervals over queries (null where there is none). It contains no paths.
     settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples,
                  start (zero or random), seeds (number of random starts), classes (unseen or all)
     versions, device, commit     of the computation
-    model        kind, parameters, dim, weights (their hash), config of our own models, notes
+    model        kind, parameters, dim, weights (their hash), config of our own models, notes; hub: its name with
+                 the commit, if it was loaded from the Hugging Face Hub
     data         query and gallery {name, fingerprint, resize and crop where images were resized},
                  images [queries, gallery], classes, same, part (the attacked part, in words), attacked [q, g]
     clean        {R@1, R@2, mAP, mAP@R, mAP@10, NMI: {value, low, high}} of all queries, percent

@@ -16,7 +16,7 @@ from ..metrics import nmi, score_queries
 from ..model.chunked import chunked
 from ..model.embedder import Embedder
 from ..model.frozen import Embed, connected, embed_all, embed_images
-from ..model.wrap import Victim, fingerprint_of
+from ..model.wrap import Victim, fingerprint_of, hub_of
 from ..random import Key
 from ..scores import interval, resampled_means
 from ..version import __version__
@@ -129,6 +129,7 @@ def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in victim.parameters()),
         "dim": scene.gallery.shape[1],
         "weights": fingerprint_of(victim),
+        **hub_of(victim),
     }
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(inner, Embedder) else {})

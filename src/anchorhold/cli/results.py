@@ -201,7 +201,9 @@ def sweep(
 def hardness(
     data: DataSet,
     root: Root = None,
-    weights: Annotated[str | None, typer.Option(help="imagenet, timm:NAME, a file, a run folder, or none")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="imagenet, timm:NAME, hf:owner/name, a file, a run folder, or none")
+    ] = None,
     batches: Annotated[int, typer.Option(help="Number of batches; 0 is one epoch")] = 1000,
     margin: Annotated[float, typer.Option(help="Margin of semihard negatives beyond the positive's distance")] = 0.2,
     set_: Set = [],  # noqa: B006

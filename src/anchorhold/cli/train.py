@@ -60,7 +60,9 @@ def train(
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
-    weights: Annotated[str | None, typer.Option(help="imagenet, timm:NAME, a file, a run folder, or none")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="imagenet, timm:NAME, hf:owner/name, a file, a run folder, or none")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one in runs")] = None,
     epochs: Annotated[int | None, typer.Option(help="Same as --set train.epochs=N")] = None,
     seed: Annotated[int | None, typer.Option(help="Same as --set train.seed=N")] = None,
@@ -111,7 +113,8 @@ def resume(
     std: Std = "",
     size: Size = "",
     allow: Annotated[
-        list[str], typer.Option(metavar="MODULE:THING", help="Code named in run.json that you trust; repeatable")
+        list[str],
+        typer.Option(metavar="MODULE:THING", help="Code or hf: weights named in run.json that you trust; repeatable"),
     ] = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ..data.settings import LARGEST_SIDE
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
-from ..extensions import USER, Origin
-from ..model.wrap import Victim, as_victim, fingerprint_of
+from ..extensions import USER, Origin, is_hub
+from ..model.wrap import Victim, as_victim, fingerprint_of, hub_of
 from ..runs.fields import dig, field, parsed
 from ..runs.files import regular
 from ..runs.writing import atomic, csv_cell, csv_text
@@ -55,7 +55,9 @@ class Named:
         """The same for JSON, with absolute paths, because a search may start in another folder."""
         path = Path(self.spec).expanduser()
         backbone, _, file = self.spec.partition("=")
-        if path.exists():
+        if is_hub(self.spec) or is_hub(file):
+            spec = self.spec
+        elif path.exists():
             spec = str(path.resolve())
         else:
             spec = f"{backbone}={Path(file).expanduser().resolve()}" if file else self.spec
@@ -65,7 +67,7 @@ class Named:
 def described(model: nn.Module) -> dict[str, Any]:
     """A description of a model, with the digest of its weights that audits record too."""
     inner = model.module if isinstance(model, Victim) else model
-    about = {"kind": type(inner).__name__, "weights": fingerprint_of(model)}
+    about = {"kind": type(inner).__name__, "weights": fingerprint_of(model), **hub_of(model)}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(config, dict) else {})
 

@@ -29,7 +29,8 @@ from .fast.fold import Folded, foldable, folded
 from .frozen import Embed
 from .preprocessing import Preprocessing, record_of
 from .settings import LARGEST_DIM
-from .weights import METADATA, LoadReport, check_model, check_numbers, load_weights, saved_config
+from .sharing import OnHub
+from .weights import METADATA, LoadReport, Source, check_model, check_numbers, load_weights, located, saved_config
 
 __all__ = ["Embedder", "embedder_from", "freeze_statistics", "load_embedder", "save"]
 
@@ -37,13 +38,14 @@ _CHANNELS = 1024  # the most that an image may have
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Embedder(nn.Module):
+class Embedder(OnHub, nn.Module):
     """Images in [0, 1] to unit vectors: (B, C, H, W) -> (B, dim).
 
     The model applies mean and std itself, so that perturbations are measured in pixels. `dim` 0 or None omits the head.
     `size` is the side, or (height, width), of its images; the default is the backbone's usual one (28 or 224).
     `preprocessing` is how files become such images, {"resize": 256, "crop": 224}; training sets it. If you give neither
-    and `weights` is a model that Anchorhold saved, both are taken from it.
+    and `weights` is a model that Anchorhold saved, both are taken from it. `weights` are a name ("imagenet",
+    "timm:NAME.TAG", "hf:owner/name@revision:file"), a file or a run folder.
 
     >>> model = Embedder("small", dim=16, channels=1)
     >>> model(torch.rand(2, 1, 8, 8)).norm(dim=1).allclose(torch.ones(2))
@@ -57,7 +59,7 @@ class Embedder(nn.Module):
         self,
         backbone: str = "resnet18",
         dim: int | None = 512,
-        weights: str | Path | None = None,
+        weights: Source | None = None,
         *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -68,6 +70,7 @@ class Embedder(nn.Module):
         preprocessing: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        weights = None if weights is None else located(weights)  # one download, and one commit
         saved = None if weights is None else saved_config(weights)
         if size is None and preprocessing is None and saved is not None and "preprocessing" in saved:
             size, preprocessing = saved["size"], saved["preprocessing"]
@@ -291,7 +294,7 @@ def _per_channel(what: str, given: Sequence[float] | None, usual: Sequence[float
 
 
 def _agreed(
-    what: str, given: Sequence[float] | None, saved: Mapping[str, Any], weights: str | Path | None
+    what: str, given: Sequence[float] | None, saved: Mapping[str, Any], weights: Source | None
 ) -> Sequence[float]:
     """The mean or std that a saved model was trained with; a different one is refused."""
     own: Sequence[float] = saved[what]

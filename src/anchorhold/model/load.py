@@ -1,4 +1,4 @@
-"""Models from the command line: a run folder, a weights file, your own function, or a timm name."""
+"""Models by name: a run folder, a weights file, a name on the Hugging Face Hub, your own function, or a timm name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from ..errors import AnchorholdError, ModelError, lacks_memory, nearest
-from ..extensions import USER, Origin, imported, kind_of, reason_of, searched_here
+from ..extensions import USER, Origin, imported, is_hub, kind_of, reason_of, searched_here
 from .backbones import is_own
 from .embedder import Embedder, load_embedder
+from .hub import called, fetch
 from .trainable import Trainable, load_trainable
 from .wrap import Size, Victim, wrap
 
@@ -23,14 +24,19 @@ _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 def load(
     path: str | Path, device: str | torch.device = "cpu", *, module: nn.Module | None = None
 ) -> Embedder | Trainable:
-    """A trained model, from its file or its run folder, in eval mode.
+    """A trained model, from its file, its run folder or the Hugging Face Hub, in eval mode.
 
     Args:
-        path: a .safetensors file or a finished run folder.
+        path: a .safetensors file, a finished run folder, or hf:owner/name[@revision][:file] on the Hub.
         device: where the model is put.
         module: your own module, where one was trained: a file holds its weights, and never code.
     """
-    return load_embedder(path, device) if module is None else load_trainable(path, module, device)
+    found = fetch(path) if is_hub(path) else None
+    place = path if found is None else found.path
+    with called(found):
+        model = load_embedder(place, device) if module is None else load_trainable(place, module, device)
+    model.hub = "" if found is None else found.name
+    return model
 
 
 def load_model(
@@ -45,14 +51,15 @@ def load_model(
     """Load the model that a command line names; it maps images in [0, 1] to unit vectors.
 
         runs/hm, model.safetensors    a run folder, or a model that Anchorhold saved
+        hf:owner/name                 such a model on the Hugging Face Hub; @revision and :file may follow
         module:function=FILE          your module, with the weights that a training gave it
         resnet18=FILE                 weights from a file for a backbone: pooled features without a head
         module:function               what your function returns; the current folder is searched too
         resnet18                      a timm name, with its pretrained weights: pooled features without a head
 
     Saved models have their own mean, std and size. The defaults are ImageNet's for a weights file, those of its
-    training for a timm name, and none for your own module. `origin` says who gave the name: a function that only a
-    record names is not called.
+    training for a timm name, and none for your own module. FILE may be hf:owner/name too. `origin` says who gave the
+    name: a function that only a record names is not called, and a file that only a record names is not downloaded.
     """
     model = _find(spec, mean, std, size, origin)
     return model if device is None else model.to(device)
@@ -63,10 +70,14 @@ def _find(
 ) -> nn.Module:
     name, _, file = spec.partition("=")
     path = Path(spec).expanduser()
-    if path.exists():
+    if is_hub(spec) or is_hub(file):
+        origin.check_download(spec)
+    if is_hub(spec):
+        model = _from_hub(spec)
+    elif path.exists():
         model = _saved(path)
     elif file and ":" in name:
-        model = load_trainable(file, _made(name, origin))
+        model = load(file, module=_made(name, origin))
     elif file:
         return Embedder(name, 0, file, mean=mean, std=std, size=size)
     elif ":" in spec.removeprefix("timm:"):
@@ -80,7 +91,15 @@ def _find(
     return model if size is None else wrap(model, size=size)
 
 
-def _saved(path: Path) -> nn.Module:
+def _from_hub(spec: str) -> nn.Module:
+    found = fetch(spec)
+    with called(found):
+        model = _saved(found.path)
+    model.hub = found.name
+    return model
+
+
+def _saved(path: Path) -> Embedder:
     """An embedder from a run folder or file; bare weights are refused."""
     if path.is_file():
         try:
@@ -104,7 +123,7 @@ def _pretrained(name: str, mean: Sequence[float] | None, std: Sequence[float] | 
         names = () if "/" in name or Path(name).suffix in _WEIGHTS else (*timm.list_models(), *timm.list_pretrained())
         raise ModelError(
             f"no model {name!r}: no such folder or file, and no such timm name; "
-            + nearest(name, names, "give a run folder, BACKBONE=FILE, module:function or a timm name")
+            + nearest(name, names, "give a run folder, BACKBONE=FILE, hf:owner/name, module:function or a timm name")
         )
     if known:
         mean, std = (known.mean, known.std) if mean is std is None else (mean, std)

@@ -16,7 +16,7 @@ class ModelSettings:
 
     backbone: str = "resnet18"
     dim: int = 512
-    weights: str = "imagenet"  # imagenet, timm:NAME.TAG, a file, a run folder, or "" for none
+    weights: str = "imagenet"  # imagenet, timm:NAME.TAG, hf:owner/name:file, a file, a run folder, or "" for none
     freeze_batchnorm: bool = True
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from ..runs.sealed import save_sealed
 from ..runs.writing import atomic
 from .embedder import Embedder, freeze_statistics
 from .preprocessing import Preprocessing
+from .sharing import OnHub
 from .weights import METADATA, LoadReport, check_model, check_numbers
 from .wrap import Victim, wrap
 
@@ -30,7 +31,7 @@ __all__ = ["Trainable", "check_modes", "load_trainable", "rebuilt", "trainable"]
 _ADVICE = "give the module that was trained"
 
 
-class Trainable(Victim):
+class Trainable(OnHub, Victim):
     """Your module behind `wrap`, with what a training keeps of it. Parameters stay the module's own.
 
     With `freeze_batchnorm`, BatchNorm keeps its running statistics while its weight and bias train, as in the papers.

@@ -1,19 +1,15 @@
-"""Loading of weights: by name from timm, or from a file in any of the usual layouts.
+"""Loading of weights: by name from timm or the Hugging Face Hub, or from a file in any of the usual layouts.
 
 Pickles are read as data, without importing or calling anything in them; see `pickles`.
 """
 
 import hashlib
 import re
-import socket
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Any
-from urllib.parse import urlsplit
 
 import safetensors
 import safetensors.torch
@@ -21,25 +17,31 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, lacks_memory
+from ..extensions import is_hub
 from ..runs.fields import dig, parsed
 from ..runs.files import regular
 from ..runs.folder import EXPORT
 from ..runs.sealed import Damaged, check_seal
 from .backbones import is_own, sides_of
+from .hub import Fetched, called, fetch, impatient
 from .pickles import read_pickle
 
 __all__ = [
     "METADATA",
     "LoadReport",
+    "Source",
     "check_model",
     "check_numbers",
     "digest",
     "load_weights",
+    "located",
     "read_tensors",
     "saved_config",
 ]
 
 METADATA = "anchorhold"  # the metadata entry of our model files, with settings and provenance
+
+Source = str | Path | Fetched
 
 _NESTS = ("state_dict", "model", "model_state_dict", "net", "network", "model_ema", "state_dict_ema", "ema")
 # The prefix with the most matches wins, the first in a tie: robust-models-transfer has module.attacker.model as a copy.
@@ -64,7 +66,7 @@ _NORMALISER = re.compile(r"(^|\.)normali[sz]er?\.")
 class LoadReport:
     """The source of a backbone's weights; stored in run.json."""
 
-    source: str  # file name, or timm:NAME.TAG
+    source: str  # file name, timm:NAME.TAG, or hf:owner/name@commit:file
     tensors: int  # copied into the backbone
     ignored: int  # other tensors of the file: heads, normalisers, second copies
     sha256: str | None = None  # of the file, the first 16 digits
@@ -74,8 +76,14 @@ class LoadReport:
         return f"{self.source}, {self.tensors} tensors of the backbone loaded{left}"
 
 
-def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport:
-    """Load a backbone from "imagenet", "timm:NAME.TAG", a file or a run folder; the error lists what does not fit."""
+def located(source: Source) -> Source:
+    """The source of weights, downloaded if it is hf:owner/name[@revision][:file]."""
+    return fetch(source) if isinstance(source, str | Path) and is_hub(source) else source
+
+
+def load_weights(module: nn.Module, source: Source, name: str) -> LoadReport:
+    """Load a backbone by name, from the Hub, a file or a run folder; the error lists what does not fit."""
+    source = located(source)
     if source == "imagenet" or str(source).startswith("timm:"):
         tag = _imagenet(name) if source == "imagenet" else str(source).removeprefix("timm:")
         label, mark = f"timm:{tag}", None
@@ -84,14 +92,16 @@ def load_weights(module: nn.Module, source: str | Path, name: str) -> LoadReport
         path = _file(source)
         # All runs use the same file name for their model, so the label includes the folder.
         label = "/".join(path.resolve().parts[-2:]) if path.name == EXPORT else path.name
+        label = source.name if isinstance(source, Fetched) else label
         saved = saved_config(path)
         if saved is not None and saved["backbone"].partition(".")[0] != name.partition(".")[0]:
             raise ModelError(
                 f"{label} holds a {saved['backbone']}, not a {name}; set model.backbone={saved['backbone']}, "
                 "or give other weights"
             )
-        tensors = read_tensors(path)
-        mark = digest(path)
+        with called(source):
+            tensors = read_tensors(path)
+        mark = source.sha256[:16] if isinstance(source, Fetched) else digest(path)
     fitted = _fit(module, tensors, label, name)
     check_numbers(fitted, label, module.state_dict())
     module.load_state_dict(fitted, strict=False)  # copies, and casts fp16 to the parameter's dtype
@@ -131,7 +141,7 @@ def _exported(path: Path) -> str | None:
     return str(dig(info, "export") or "") or None if dig(info, "status") == "done" else None
 
 
-def saved_config(source: str | Path) -> dict[str, Any] | None:
+def saved_config(source: Source) -> dict[str, Any] | None:
     """The settings in a model that Anchorhold saved (a file or a run folder); None for all other weights."""
     if source == "imagenet" or str(source).startswith("timm:"):
         return None
@@ -145,8 +155,10 @@ def saved_config(source: str | Path) -> dict[str, Any] | None:
         return None  # not our file, or damaged, which `read_tensors` reports
 
 
-def _file(source: str | Path) -> Path:
+def _file(source: Source) -> Path:
     """The path of the weights; in a run folder, that of the exported model."""
+    if isinstance(source, Fetched):
+        return source.path
     path = Path(source).expanduser()
     if path.is_dir():
         if (path / EXPORT).is_file():
@@ -156,7 +168,8 @@ def _file(source: str | Path) -> Path:
         raise ModelError(f"weights {str(source)!r}: no {EXPORT} in this folder; {todo}")
     if not path.is_file():
         raise ModelError(
-            f"weights {str(source)!r}: no such file; give a file, a run folder, 'imagenet' or 'timm:NAME.TAG'"
+            f"weights {str(source)!r}: no such file; give a file, a run folder, 'imagenet', 'timm:NAME.TAG' or "
+            "'hf:owner/name'"
         )
     return path
 
@@ -218,7 +231,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
     channels = first.in_channels if first else 3
     try:
-        with _impatient():
+        with impatient():
             # timm resamples the positions of a ViT that is made for images of another size.
             sides: dict[str, Any] = {} if (own := sides_of(module)) is None else {"img_size": own}
             model = timm.create_model(tag, pretrained=True, num_classes=0, in_chans=channels, **sides)
@@ -229,33 +242,6 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
         ) from None
     state: dict[str, Tensor] = model.state_dict()
     return state
-
-
-@contextmanager
-def _impatient() -> Iterator[None]:
-    """Use only the cache if the hub is unreachable: the hub's own retries take most of a minute."""
-    try:
-        from huggingface_hub import constants
-    except ImportError:
-        yield
-        return
-    before = constants.HF_HUB_OFFLINE
-    try:
-        constants.HF_HUB_OFFLINE = before or not _reachable(constants.ENDPOINT)
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
-
-
-def _reachable(url: str) -> bool:
-    parts = urlsplit(url)
-    if parts.scheme in urllib.request.getproxies():
-        return True  # the proxy connects, so it cannot be tested here
-    try:
-        socket.create_connection((parts.hostname or "", parts.port or 443), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 # ---------------------------------------------------------------- from a file

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, SettingsError, lacks_memory, nearest
-from ..extensions import kind_of, reason_of
+from ..extensions import is_hub, kind_of, reason_of
 from ..geometry import unit as on_sphere
 from .embedder import Embedder
 from .preprocessing import Preprocessing, preprocessing_of
 
-__all__ = ["Size", "Victim", "as_victim", "fingerprint_of", "wrap"]
+__all__ = ["Size", "Victim", "as_victim", "fingerprint_of", "hub_of", "wrap"]
 
 Size = int | Sequence[int]
 
@@ -209,6 +209,13 @@ def fingerprint_of(model: nn.Module) -> str:
         unusual = {name: value for name, (value, usual) in around.items() if value != usual}
         digest.update(json.dumps(unusual).encode() if unusual else b"")
     return digest.hexdigest()
+
+
+def hub_of(model: nn.Module) -> dict[str, str]:
+    """For a record: {"hub": hf:owner/name@commit:file} of a model from the Hub, else nothing."""
+    inner = model.module if isinstance(model, Victim) else model
+    name = getattr(model, "hub", "") or getattr(inner, "hub", "")
+    return {"hub": str(name)} if is_hub(name) else {}
 
 
 def _home(module: nn.Module) -> tuple[torch.device | None, torch.dtype | None]:

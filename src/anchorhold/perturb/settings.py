@@ -29,9 +29,7 @@ class Budget:
     keep: Keep = "last"
     schedule: Schedule = "constant"  # how alpha falls over the steps
     drop: bool = True  # drop finished units; off only to show that it changes nothing
-    rule: Rule = (
-        "steepest"  # apgd adapts its step length and refuses alpha and schedule; the others read both; see `rules`
-    )
+    rule: Rule = "steepest"  # see `rules`; apgd adapts its step length and refuses alpha and schedule
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")

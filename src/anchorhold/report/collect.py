@@ -20,11 +20,10 @@ from ..config.build import build, to_dict
 from ..config.recipes import toml
 from ..errors import AnchorholdError, RunError, SettingsError
 from ..reproduce.rows import row_named
-from ..runs.fields import dig, number, parsed
-from ..runs.files import regular
+from ..runs.audits import read_audit
+from ..runs.fields import dig, number
 from ..runs.folder import Run
 from ..runs.health import lost, upper_end
-from ..runs.schemas import AUDIT_SCHEMA
 from .shifts import shifts_by_today
 
 __all__ = ["Entry", "Found", "collect", "data_name", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
@@ -230,20 +229,6 @@ def _with_rows(runs: Sequence[Entry], problems: list[str]) -> list[Entry]:
         except SettingsError as error:
             problems.append(f"left out: {file}: {error}")
     return [run if run.row else replace(run, row=known.get(run.path, "")) for run in runs]
-
-
-def read_audit(path: Path) -> dict[str, Any]:
-    """Read audit.json; refuse one that cannot be used."""
-    file = path / "audit.json"
-    try:
-        audit: dict[str, Any] = parsed(regular(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from None
-    if dig(audit, "schema") != AUDIT_SCHEMA:
-        raise RunError(f"{file} has schema {dig(audit, 'schema')!r}; this version reads {AUDIT_SCHEMA}")
-    if not all(isinstance(audit.get(part), Mapping) for part in ("settings", "data", "clean", "protocols")):
-        raise RunError(f"{file} lacks settings, data, clean metrics or protocols")
-    return audit
 
 
 def _audit(path: Path) -> Entry:

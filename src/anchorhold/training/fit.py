@@ -26,11 +26,12 @@ from ..defences.settings import Inner
 from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
 from ..errors import ModelError, RunError, check
-from ..extensions import Origin
+from ..extensions import Origin, is_hub
 from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
 from ..model.weights import check_model
+from ..model.wrap import hub_of
 from ..perturb.settings import Threat
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
@@ -129,7 +130,8 @@ def resume(
         root: the folder of the images, if they have moved.
         device: auto, cpu, cuda or cuda:N.
         report: receives progress and messages; None is silent.
-        allow: code that may be imported, as `module:thing`; settings that name other code are refused.
+        allow: code that may be imported, as `module:thing`, and weights that may be downloaded, as `hf:owner/name`;
+            settings that name others are refused.
         defence: the defence of your own that the run trains by, where it was given as an object.
     """
     where = device_named(device)
@@ -147,7 +149,7 @@ def resume(
         settings = build(run.field(info, "settings", dict), origin)
         data = _resumed_data(run, settings, data, root)
         _check_same_data(run, info, data, report)
-        model = _resumed_model(run, info, settings, data) if model is None else _same_model(run, info, model)
+        model = _resumed_model(run, info, settings, data, origin) if model is None else _same_model(run, info, model)
         _remember(model, settings, data)
         here = computer_of(where)
         if info.get("device") != here:
@@ -255,7 +257,7 @@ def _same_model(run: Run, info: Mapping[str, Any], model: nn.Module) -> Embedder
     return rebuilt(model, config)
 
 
-def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: Dataset) -> Embedder:
+def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: Dataset, origin: Origin) -> Embedder:
     """A model with the run's structure; the checkpoint will overwrite every weight."""
     config = run.field(info, "model.config", dict)
     if "module" in config:
@@ -269,6 +271,8 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
         raise RunError(
             f"{run.path} has no checkpoint yet, and you built its model yourself; give the model, or train again"
         )
+    if is_hub(settings.model.weights):
+        origin.check_download(settings.model.weights)
     return build_model(settings, data)
 
 
@@ -295,7 +299,7 @@ def _data_record(data: Dataset, report: Report) -> dict[str, Any]:
 def _model_record(model: Embedder | Trainable, by_hand: bool) -> dict[str, Any]:
     """What run.json says about the model; one made by hand cannot be built again from the settings."""
     weights = asdict(model.weights_report) if model.weights_report else None
-    return {"config": model.config, "weights": weights, "given": by_hand}
+    return {"config": model.config, "weights": weights, "given": by_hand, **hub_of(model)}
 
 
 def _mark(split: Split, report: Report) -> str:

@@ -159,7 +159,8 @@ def sweep(
 def _trained(path: Path, settings: Settings, data: Dataset, device: str, report: Report) -> bool:
     """Train a run unless it is trained; returns whether it has a model, which a collapsed run has not."""
     begun = (path / "run.json").exists()
-    allowed = frozenset(code_named_in(to_dict(settings)))  # the user named this code in this call
+    # The user named this code and these weights in this call.
+    allowed = frozenset((*code_named_in(to_dict(settings)), settings.model.weights))
     if begun:
         info = Run(path).read_json()
         was = build(Run(path).field(info, "settings", dict), Origin(str(path / "run.json"), allowed))
