@@ -1,11 +1,12 @@
 """How long an audit will take on a CPU, said before its attacks: one gradient step of a few images is timed."""
 
 import time
+import warnings
 from collections.abc import Sequence
 
 import torch
 
-from ..console import duration
+from ..console import Silent, duration
 from .ensemble import STEPS, tasks
 from .plan import AttackRun
 from .subject import Subject
@@ -33,10 +34,17 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
         count, settings = len(subject.attacked["query"]), subject.settings
         ways = [f"fewer images (limit, now {count:,})"] if count > 100 else []
         ways += [f"fewer steps (now {settings.budget.steps})"] if settings.method == "pgd" else []
-        ways += [f"fewer attacks (now {len({run.attack for run in runs})})"]
+        attacks = len({run.attack for run in runs})
+        ways += [f"fewer attacks (now {attacks})"] if attacks > 1 else []
         ways += ["strength standard"] if settings.strength == "strong" else []
-        subject.report.say(f"up to about {duration(seconds)} on this CPU, for {work:,} image-steps")
-        subject.report.say(f"to make it shorter: {', '.join(ways)}, smaller images, or a GPU")
+        lines = (
+            f"{work:,} image-steps take up to about {duration(seconds)} on this CPU",
+            f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",
+        )
+        if isinstance(subject.report, Silent) and subject.shards.ranks.first:  # hours without a word would surprise
+            warnings.warn("; ".join(lines), stacklevel=5)
+        for line in lines:
+            subject.report.say(line)
 
 
 def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
