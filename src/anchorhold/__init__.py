@@ -10,6 +10,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .auditing.run import audit
+    from .config.listing import list_settings
     from .data.datasets import dataset
     from .data.splits import Dataset, Split
     from .errors import AnchorholdError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .perturb.problem import Ascent, Objective, Problem
     from .perturb.settings import Budget
     from .scores import ars, ers
+    from .training.estimating import estimate
     from .training.fit import fit, resume
 
 _PLACES = {
@@ -42,8 +44,10 @@ _PLACES = {
     "dataset": ("data.datasets", "dataset"),
     "embed": ("index.embedding", "embed"),
     "ers": ("scores", "ers"),
+    "estimate": ("training.estimating", "estimate"),
     "export": ("index.exporting", "export"),
     "fit": ("training.fit", "fit"),
+    "list_settings": ("config.listing", "list_settings"),
     "load": ("model.load", "load"),
     "resume": ("training.fit", "resume"),
     "search": ("index.searching", "search"),
@@ -67,8 +71,10 @@ __all__ = [
     "dataset",
     "embed",
     "ers",
+    "estimate",
     "export",
     "fit",
+    "list_settings",
     "load",
     "resume",
     "search",

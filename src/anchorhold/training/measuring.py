@@ -118,17 +118,16 @@ def _on_gpu(trial: "_Trial", whole: int) -> Measured:
     size, device = whole, trial.device
     while True:
         try:
-            trial.step(size)
+            trial.step(size)  # kernels are chosen and loaded in the first one
             torch.cuda.reset_peak_memory_stats(device)
-            times = [trial.step(size) for _ in range(2)]
+            seconds = sum(trial.step(size) for _ in range(2)) / 2 * whole / size
             memory = round(torch.cuda.max_memory_allocated(device) * whole / size)
-            seconds = sum(times) / 2 * whole / size
             return replace(trial.measured(size, whole, seconds), memory=memory, fits=size == whole)
         except RuntimeError as error:
             if not lacks_memory(error) or size <= _FIRST:
                 raise
-            torch.cuda.empty_cache()
-            size //= 2
+        torch.cuda.empty_cache()  # not before: the error keeps the tensors of its frames
+        size //= 2
 
 
 class _Longest(Step):
