@@ -42,7 +42,7 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
             f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",
         )
         if isinstance(subject.report, Silent) and subject.shards.ranks.first:  # hours without a word would surprise
-            warnings.warn("; ".join(lines), stacklevel=5)
+            warnings.warn("; ".join(lines), stacklevel=6)
         for line in lines:
             subject.report.say(line)
 

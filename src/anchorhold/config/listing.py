@@ -6,6 +6,7 @@ that the type does not name come after it. A class that only changes a default i
 
 import dataclasses
 import fnmatch
+import inspect
 import json
 import types
 import typing
@@ -114,8 +115,8 @@ def origins(recipe: str, overrides: Mapping[str, Any], named: str = SET) -> dict
 
 def set_by_user(recipe: str, overrides: Mapping[str, Any]) -> frozenset[str]:
     """The keys that the user set: in overrides, or in a recipe file of their own."""
-    last = _last(recipe, nested(overrides))
-    return frozenset(key for key, layer in last.items() if layer is None or layer.recipe not in recipe_names())
+    last, ours = _last(recipe, nested(overrides)), recipe_names()
+    return frozenset(key for key, layer in last.items() if layer is None or layer.recipe not in ours)
 
 
 def _last(recipe: str, overrides: Mapping[str, Any]) -> dict[str, Layer | None]:
@@ -190,7 +191,7 @@ def _of(kind: type[Any], section: str) -> list[Setting]:
 def _about(kind: type[Any], name: str) -> tuple[Any, ...]:
     """What stands beside the type: in the class itself, or in the nearest base that says something."""
     for each in kind.__mro__:
-        if name in vars(each).get("__annotations__", {}):
+        if name in inspect.get_annotations(each):
             hint = typing.get_type_hints(each, include_extras=True)[name]
             if metadata := getattr(hint, "__metadata__", ()):
                 return tuple(metadata)

@@ -94,12 +94,12 @@ def fit(
         "ranks": ranks.size,
         "status": "training",
     }
-    if ranks.size == 1:
-        say_if_long(settings, model, data, where, report)
     out = out or Path("runs") / f"{data.name}-{Path(settings.recipe or 'run').stem}-{settings.train.seed}"
     run = Run(out, writes=ranks.first)
     with one_writer(out, ranks, report):
         _create(run, info, replace_run, ranks, report)
+        if ranks.size == 1:
+            say_if_long(settings, model, data, where, report)
         train(Trainer(run, settings, model, data, where, report, ranks))
     return run
 

@@ -66,14 +66,14 @@ class Forecast:
     def __str__(self) -> str:
         part = self.timed_images < self.batch_images
         how = f"timed with {self.timed_images} of its {self.batch_images} images" if part else "timed"
+        attack = f"up to {self.image_steps:,} image-steps of attack for each batch" if self.limit else "no attacks"
         held = f"{_size(self.image_bytes)} for all images" if self.image_bytes else "images are read from disk"
         step = "" if self.step_bytes is None else f"about {_size(self.step_bytes)} for a step, "
         lines = [
             f"data      {self.name}: {self.images:,} training images of {self.classes:,} classes, "
             f"{self.test_images:,} test images",
             f"batch     {self.batch_images:,} images, {_count(self.steps_per_epoch, 'step')} an epoch",
-            f"training  {_count(self.epochs, 'epoch')}, {_count(self.optimiser_steps, 'optimiser step')}, "
-            f"up to {self.image_steps:,} image-steps of attack for each batch",
+            f"training  {_count(self.epochs, 'epoch')}, {_count(self.optimiser_steps, 'optimiser step')}, {attack}",
             f"time      {self.limit}about {duration(self.seconds)} on {self.device}, after the images are read",
             f"          {_brief(self.seconds_per_step)} a step ({how}); evaluations take "
             f"{duration(self.evaluation_seconds)} of it",

@@ -25,13 +25,10 @@ def suited(settings: Settings, name: str, train: Split, fixed: Collection[str] =
         return settings, ""
     before = settings.batch
     after = smaller_batch(before, train)
-    if before.kind == "pairs":
-        changed = {"batch.pairs": (before.pairs, after.pairs)}
-    else:
-        changed = {"batch.classes": (before.classes, after.classes), "batch.instances": (0, 0)}
-    if after == before or any(key in fixed for key in changed):
+    sizes = ("pairs",) if before.kind == "pairs" else ("classes", "instances")
+    if after == before or any(f"batch.{size}" in fixed for size in sizes):
         return settings, ""
-    key, (old, new) = next(iter(changed.items()))
+    key, old, new = f"batch.{sizes[0]}", getattr(before, sizes[0]), getattr(after, sizes[0])
     note = (
         f"{key} = {new} instead of {old}, for {steps_of(after, train)} steps an epoch with {len(train):,} training "
         f"images; set {key} to choose it yourself"
