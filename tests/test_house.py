@@ -111,6 +111,7 @@ PUBLIC = {
     "index/embedding.py embed",
     "metrics.py evaluate",
     "model/embedder.py Embedder.__init__",
+    "training/estimating.py estimate",
     "training/fit.py fit",
     "triplets.py mine",
 }

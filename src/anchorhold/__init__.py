@@ -10,6 +10,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .auditing.run import audit
+    from .config.listing import list_settings
     from .data.datasets import dataset
     from .data.splits import Dataset, Split
     from .errors import AnchorholdError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from .perturb.problem import Ascent, Objective, Problem
     from .perturb.settings import Budget, Threat
     from .scores import ars, ers
+    from .training.estimating import estimate
     from .training.fit import fit, resume
 
 _PLACES = {
@@ -44,8 +46,10 @@ _PLACES = {
     "dataset": ("data.datasets", "dataset"),
     "embed": ("index.embedding", "embed"),
     "ers": ("scores", "ers"),
+    "estimate": ("training.estimating", "estimate"),
     "export": ("index.exporting", "export"),
     "fit": ("training.fit", "fit"),
+    "list_settings": ("config.listing", "list_settings"),
     "load": ("model.load", "load"),
     "model_card": ("model.card", "model_card"),
     "resume": ("training.fit", "resume"),
@@ -71,8 +75,10 @@ __all__ = [
     "dataset",
     "embed",
     "ers",
+    "estimate",
     "export",
     "fit",
+    "list_settings",
     "load",
     "model_card",
     "resume",

@@ -94,6 +94,32 @@ def test_a_folder_becomes_vectors_and_ids(model: Embedder, photos: Path, tmp_pat
     assert torch.equal(torch.cat(list(index.parts(rows=4))), vectors)
 
 
+def test_class_folders_are_labels_and_a_flat_folder_has_none(model: Embedder, photos: Path, tmp_path: Path) -> None:
+    index = embed(model, photos, tmp_path / "ix", batch=2, device="cpu")
+    assert index.rows == [(name, name[0]) for name in ids_of(index)] and index.about["labelled"] is True
+    flat = embed(model, photos / "a", tmp_path / "flat", device="cpu")
+    assert {label for _, label in flat.rows} == {""} and flat.about["labelled"] is False
+    assert (tmp_path / "flat" / "ids.csv").read_text().startswith("id\n")
+
+
+def test_an_index_of_before_has_no_labels_and_is_complete_and_a_begun_one_gets_them(
+    model: Embedder, photos: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("anchorhold.index.sources._classes", lambda names, packed=False: [""] * len(names))
+        embed(model, photos, tmp_path / "old", batch=1, device="cpu")
+        before.setattr(Parts, "finish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            embed(model, photos, tmp_path / "begun", batch=1, device="cpu")
+    kept, report = files(tmp_path / "old"), Lines()
+    old = embed(model, photos, tmp_path / "old", batch=1, device="cpu", report=report)
+    assert files(tmp_path / "old") == kept and f"{tmp_path / 'old'} is already complete" in report.said
+    assert {label for _, label in old.rows} == {""}
+    monkeypatch.setattr(embedding, "vectors_of", lambda *_, **__: 1 / 0)  # nothing is embedded again
+    begun = embed(model, photos, tmp_path / "begun", batch=1, device="cpu")
+    assert begun.rows == [(name, name[0]) for name, _ in old.rows]
+
+
 def test_a_csv_and_a_tar_give_the_same_vectors_with_their_own_ids(
     model: Embedder, photos: Path, tmp_path: Path
 ) -> None:
@@ -358,7 +384,8 @@ def test_parquet_has_the_same_rows(model: Embedder, photos: Path, tmp_path: Path
     index = embed(model, photos, tmp_path / "ix", device="cpu")
     embed(model, photos, tmp_path / "ix", parquet=True, device="cpu")  # also of an index that is complete
     table = parquet.read_table(tmp_path / "ix" / "vectors.parquet")
-    assert table.column_names == ["id", "vector"] and table["id"].to_pylist() == ids_of(index)
+    assert table.column_names == ["id", "label", "vector"] and table["id"].to_pylist() == ids_of(index)
+    assert table["label"].to_pylist() == [name[0] for name in ids_of(index)]
     assert torch.equal(torch.tensor(table["vector"].to_pylist()), torch.cat(list(index.parts())))
     (tmp_path / "list.csv").write_text("path,label\nphotos/a/000.png,é\n")
     embed(model, tmp_path / "list.csv", tmp_path / "two", parquet=True, device="cpu")

@@ -178,11 +178,12 @@ def test_the_commands(place: Path, tmp_path: Path, capsys: Any, monkeypatch: pyt
     assert "embedding: 11 of 11" in err
     code, text, err = run(capsys, monkeypatch, "search", out, "photos/a/002.png", "-k", "3", "--device", "cpu")
     lines = text.splitlines()
-    assert code == 0 and len(lines) == 4 and lines[0].split() == ["rank", "distance", "id"]
-    assert lines[1].split() == ["1", "0.0000", "a/002.png"]
+    assert code == 0 and len(lines) == 4 and lines[0].split() == ["rank", "distance", "label", "id"]
+    assert lines[1].split() == ["1", "0.0000", "a", "a/002.png"]
     code, text, _ = run(capsys, monkeypatch, "search", out, "photos/a/002.png", "-k", "3", "--json", "--device", "cpu")
     hits = json.loads(text)["hits"]
     assert code == 0 and [hit["rank"] for hit in hits] == [1, 2, 3] and hits[0]["id"] == "a/002.png"
+    assert [hit["label"] for hit in hits] == [hit["id"][0] for hit in hits]
     for arguments, words in (
         (["search", "photos", "photos/a/002.png"], "holds no index"),
         (["search", out, "photos/a/002.png", "--model", "other.safetensors"], "cannot be compared"),
@@ -210,7 +211,7 @@ def test_your_own_module_is_found_again_with_its_mean_and_std(
     code, _, err = run(capsys, monkeypatch, "search", "ix", image, "--device", "cpu")
     assert code == 2 and "--model own_net:net" in err  # a file's word is not enough to run code
     code, text, err = run(capsys, monkeypatch, "search", "ix", image, "--model", "own_net:net", "--device", "cpu")
-    assert code == 0 and text.splitlines()[1].split() == ["1", "0.0000", "b/005.png"], err
+    assert code == 0 and text.splitlines()[1].split() == ["1", "0.0000", "b", "b/005.png"], err
 
 
 def test_a_model_without_weights_has_no_digest_to_mistake() -> None:

@@ -47,6 +47,29 @@ def test_a_folder_gives_every_image_below_it_in_order(tmp_path: Path) -> None:
     assert contents(source, 1) == {1: b"b/2.png"}
 
 
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["a/1.png", "b/2.png", "b/deep/3.png"], ["a", "b", "b"]),
+        (["test/a/1.png", "train/b/2.png"], ["a", "b"]),  # the two halves of a data set are no classes
+        (["test/1.png", "train/b/2.png"], ["", ""]),
+        (["a/1.png", "b/2.png", "loose.png"], ["", "", ""]),
+        (["only/1.png", "only/2.png"], ["", ""]),
+        (["1.png", "2.png"], ["", ""]),
+    ],
+)
+def test_class_folders_are_labels(tmp_path: Path, names: list[str], labels: list[str]) -> None:
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(b"x")
+    source = source_at(tmp_path / "in")
+    assert [item.named for item in source.items] == labels and source.labelled == any(labels)
+    packed = source_at(pack(tmp_path / "p.tar", dict.fromkeys(ids(source), b"x")))
+    assert [item.named for item in packed.items] == labels
+    inside = source_at(pack(tmp_path / "q.tar", {f"photos/{name}": b"x" for name in ids(source)}))
+    assert [item.named for item in inside.items] == labels
+
+
 def test_links_are_not_followed_and_loops_do_not_hang(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"x")
     (tmp_path / "up").symlink_to(tmp_path)

@@ -32,6 +32,7 @@ from ..runs.provenance import provenance
 from .classes import Classes, part_of
 from .ensemble import MEMBERS, Surrogate, most_steps, tasks
 from .evidence import Evidence, flags_of
+from .expected import say_if_long
 from .inputs import Data, prepare
 from .outcomes import RunRows, outcome
 from .plan import NINE, AttackRun, AuditSettings, runs_of
@@ -248,6 +249,7 @@ def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:
     rows: list[RunRows] = []
     count, steps = len(subject.attacked["query"]), subject.settings.budget.steps
     subject.report.say(f"{len(runs)} attack runs on {count:,} images, {steps} steps each")
+    say_if_long(subject, runs)
     for done, run in enumerate(runs):
         if done == 1:
             left = rows[0].seconds / subject.shards.ranks.size * (len(runs) - 1)

@@ -68,6 +68,9 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Same as --set train.seed=N")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="Unreadable images: fail or skip")] = None,
     set_: Set = [],  # noqa: B006
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Time a few steps and say what the training will take; writes nothing")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Train a robust embedding model; settings, metrics and weights go into a run folder."""
@@ -76,6 +79,7 @@ def train(
     from ..data.datasets import dataset
     from ..errors import check
     from ..reproduce.rows import check_row, row_named, row_settings
+    from ..training.estimating import estimate
     from ..training.fit import fit
 
     check(
@@ -90,14 +94,18 @@ def train(
     _put(changes, "data", "on_bad_image", on_bad_image)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
     _put_data(changes, data, root)
-    settings = settings_from(published.recipe if published else recipe or "hm-lga", changes)
+    by = published.recipe if published else recipe or "hm-lga"
+    settings = settings_from(by, changes)
     if published is not None:
         check_row(published, settings)
         row = published.id
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
     images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     own = model_of(model, mean, std, size) if model else None
-    run = fit(own, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
+    if dry_run:
+        print(estimate(own, images, by, overrides=changes, row=row or "", device=device, report=Console()))
+        return
+    run = fit(own, images, by, out or "", overrides=changes, row=row or "", device=device, report=Console())
     if published is not None and published.data == settings.data.name:
         numbers = [f"{name} {published.published[name]:.1f}" for name in ("R@1", "ERS") if name in published.published]
         print(f"{row}: the paper reports {', '.join(numbers) or published.note}")

@@ -13,6 +13,7 @@ from ..errors import SettingsError, brief, check, nearest
 from ..extensions import RECORD, Origin, code_named_in
 from .numbers import parse_number
 from .settings import DEFENCE_SETTINGS, Settings
+from .synonyms import meant
 
 __all__ = ["build", "dotted", "section_of", "sections_of", "to_dict"]
 
@@ -49,10 +50,18 @@ def build(tree: Mapping[str, Any], origin: Origin = RECORD) -> Settings:
     values: dict[str, Any] = {"defence_name": name, "defence": _build(kind_of_defence, chosen, "defence.", known)}
     for key, value in tree.items():
         if key not in kinds:
-            raise SettingsError(f"no setting {key!r}; {nearest(str(key), known | set(kinds))}")
+            raise SettingsError(_unknown(str(key), value, known | set(kinds)))
         kind = kinds[key]
         values[key] = _build(typing.cast(type, kind), value, f"{key}.", known) if key != "recipe" else str(value)
     return Settings(**values)
+
+
+def _unknown(key: str, value: Any, known: Iterable[str]) -> str:
+    """The message for an unknown section or a key without one."""
+    if isinstance(value, Mapping) and value:  # an unknown section: what is meant is its key
+        inside = f"{key}.{next(iter(value))}"
+        return f"no setting {inside}; {meant(inside, known)}"
+    return f"no setting {key!r}; {meant(key, known)}"
 
 
 def _defence_settings(name: str, origin: Origin) -> type[Any]:
@@ -99,7 +108,7 @@ def _build(cls: type[T], values: Any, path: str, known: Iterable[str]) -> T:
     hints = typing.get_type_hints(cls)
     for key in section_of(values, path[:-1], next(iter(hints))):
         if key not in hints:
-            raise SettingsError(f"no setting {path}{key}; {nearest(f'{path}{key}', known)}")
+            raise SettingsError(f"no setting {path}{key}; {meant(f'{path}{key}', known)}")
     try:
         made = {key: _coerce(value, hints[key], path + key) for key, value in values.items()}
         for key, value in made.items() if path == "defence." else ():

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data.settings import DATASET_NAMES
 from ..defences.own import is_code
@@ -23,6 +23,8 @@ from .build import build, section_of, sections_of
 from .settings import DEFENCE_SETTINGS, Settings
 
 __all__ = [
+    "Layer",
+    "layers_of",
     "nested",
     "parse_assignments",
     "recipe_names",
@@ -61,8 +63,8 @@ def toml(text: str) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
 
 
-def _chain(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """The recipe and all that it extends, the base first."""
+def _chain(name: str, seen: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """The recipe and all that it extends by name, the base first."""
     if name in seen:
         raise SettingsError(f"recipe {name} extends itself: {' → '.join((*seen, name))}")
     try:
@@ -72,11 +74,11 @@ def _chain(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     table.pop("about", None)
     parent = table.pop("extends", None)
     if parent is None:
-        return [table]
+        return [(name, table)]
     check(isinstance(parent, str), f"recipe {name}: extends must name a recipe or a .toml file, got {parent!r}")
     if parent.endswith(".toml"):  # relative to the recipe file
         parent = str((Path(name).parent / parent).resolve())
-    return [*_chain(parent, (*seen, name)), table]
+    return [*_chain(parent, (*seen, name)), (name, table)]
 
 
 def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
@@ -137,18 +139,33 @@ def _join(tree: dict[str, Any], more: Mapping[str, Any], path: str = "") -> None
             tree[key] = value
 
 
+class Layer(NamedTuple):
+    """Values of a recipe, or those that it has for one data set."""
+
+    recipe: str
+    data: str
+    values: Mapping[str, Any]
+
+
+def layers_of(recipe: str, overrides: Mapping[str, Any]) -> list[Layer]:
+    """The layers of a recipe, the lowest first; `overrides`, which are nested, may name the data set."""
+    chain = _chain(recipe) if recipe else []
+    tables = (overrides, *(table for _, table in reversed(chain)))
+    names = (section_of(table.get("data", {}), "data", "name").get("name") for table in tables)
+    data_name, found = str(next(filter(None, names), "")), []
+    for name, table in chain:
+        per_set = section_of(table.pop("on", {}), "on", "digits.train")
+        _check_per_set(per_set, data_name)
+        found += [Layer(name, "", table), Layer(name, data_name, per_set.get(data_name, {}))]
+    return found
+
+
 def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) -> Settings:
     """The settings of a recipe with `overrides`, such as {"train": {"epochs": 3}} or {"train.epochs": 3}."""
     overrides = nested(overrides or {})
-    layers = _chain(recipe) if recipe else []
     tree: dict[str, Any] = {}
-    names = (section_of(layer.get("data", {}), "data", "name").get("name") for layer in (overrides, *reversed(layers)))
-    data_name = str(next(filter(None, names), ""))
-    for layer in layers:
-        per_set = section_of(layer.pop("on", {}), "on", "digits.train")
-        _check_per_set(per_set, data_name)
-        _lay_over(tree, layer)
-        _lay_over(tree, per_set.get(data_name, {}))
+    for layer in layers_of(recipe, overrides):
+        _lay_over(tree, layer.values)
     below = tree.get("defence", {})
     if isinstance(below, dict) and isinstance(overrides.get("defence"), dict):
         _check_other_defence(recipe, below, overrides["defence"])
@@ -177,7 +194,7 @@ def _check_other_defence(recipe: str, below: Mapping[str, Any], above: Mapping[s
 
 
 def _defence_of(recipe: str) -> str | None:
-    names = [layer.get("defence", {}).get("name") for layer in _chain(recipe)]
+    names = [table.get("defence", {}).get("name") for _, table in _chain(recipe)]
     return next(filter(None, reversed(names)), None)
 
 
@@ -193,6 +210,3 @@ def _check_per_set(tables: Mapping[str, Any], own: str) -> None:
             for key in section_of(values, f"on.{name}.{section}", known[section][0]):
                 if key not in known[section]:
                     raise SettingsError(f"no setting on.{name}.{section}.{key}; {nearest(key, known[section])}")
-
-
-# Dicts and dataclasses -------------------------------------------------------------------------------------

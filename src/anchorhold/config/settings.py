@@ -2,7 +2,7 @@
 
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from ..data.settings import BatchSettings, DataSettings
 from ..defences.settings import SETTINGS as DEFENCES
@@ -23,9 +23,9 @@ __all__ = [
 class OptimiserSettings:
     """Adam with coupled L2; by default the learning rate is constant, as in the papers' code."""
 
-    lr: float = 1e-5
-    weight_decay: float = 4e-4
-    schedule: Schedule = "constant"  # how lr decreases from step to step
+    lr: Annotated[float, "Learning rate of Adam."] = 1e-5
+    weight_decay: Annotated[float, "Weight decay, as L2 in the gradient."] = 4e-4
+    schedule: Annotated[Schedule, "How the learning rate decreases from step to step."] = "constant"
 
     def __post_init__(self) -> None:
         check_least("optimiser", self, lr=0, weight_decay=0)
@@ -39,22 +39,28 @@ class OptimiserSettings:
 class TrainSettings:
     """Length of training, evaluation, and when to stop."""
 
-    epochs: int = 75
-    seed: int = 0
-    precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"  # auto: bf16 on a GPU, fp32 elsewhere
-    compile: Literal["auto", "on", "off"] = "auto"  # inner attacks; auto: on a GPU in bf16, if the run is long enough
-    canary_every: int = 500  # on a GPU, repeat an inner attack in fp32 every N steps to check it; 0 is never
-    evaluate_every: int = 5  # evaluate on the test split every N epochs, and after the last
-    attack_eps: float = 0.0  # above 0, each evaluation also attacks R@1 with this ε
-    attack_steps: int = 20
-    attack_queries: int = 500
-    benign: float = 0.0  # share of the batches that stay unperturbed
-    ema: float = 0.0  # decay of a running mean of the weights, which is evaluated and exported instead; 0 is off
-    checkpoint_seconds: float = 60.0
-    on_collapse: Literal["stop", "warn"] = "stop"
-    collapse_warmup: int = 2  # epochs before the check for collapse begins
-    collapse_separability: float = 0.02  # below this separability of clean random triplets, the model has collapsed
-    collapse_distance: float = 0.05  # below this mean distance of clean pairs, too
+    epochs: Annotated[int, "Passes over the training images."] = 75
+    seed: Annotated[int, "Seed of every random draw."] = 0
+    precision: Annotated[
+        Literal["auto", "fp32", "tf32", "bf16"], "Precision of training; auto is bf16 on a GPU and fp32 elsewhere."
+    ] = "auto"
+    compile: Annotated[
+        Literal["auto", "on", "off"], "Compile inner attacks; auto does so on a GPU in bf16 for long runs."
+    ] = "auto"
+    canary_every: Annotated[int, "On a GPU, check an inner attack against fp32 every N steps; 0 is never."] = 500
+    evaluate_every: Annotated[int, "Evaluate on the test split every N epochs, and after the last."] = 5
+    attack_eps: Annotated[float, "Above 0, each evaluation also measures R@1 under an attack with this ε."] = 0.0
+    attack_steps: Annotated[int, "Steps of the attack in evaluations."] = 20
+    attack_queries: Annotated[int, "Queries that evaluations attack; 0 is all."] = 500
+    benign: Annotated[float, "Share of the batches that stay unperturbed."] = 0.0
+    ema: Annotated[float, "Decay of a mean of the weights, which is evaluated and exported instead; 0 is off."] = 0.0
+    checkpoint_seconds: Annotated[float, "Seconds between checkpoints."] = 60.0
+    on_collapse: Annotated[Literal["stop", "warn"], "What to do when all embeddings become alike."] = "stop"
+    collapse_warmup: Annotated[int, "Epochs before the check for collapse begins."] = 2
+    collapse_separability: Annotated[
+        float, "Below this separability of clean random triplets, the model has collapsed."
+    ] = 0.02
+    collapse_distance: Annotated[float, "Below this mean distance of clean pairs, the model has collapsed."] = 0.05
 
     def __post_init__(self) -> None:
         check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)

@@ -15,7 +15,7 @@ from .splits import Split
 from .store import ResidentStore, Store, centre_crop, crop_flip, decode, readable, resident
 from .stream import StreamStore, memory_left
 
-__all__ = ["Images", "load_images"]
+__all__ = ["Images", "bytes_held", "load_images"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,13 @@ def load_images(
 
 def _bytes(split: Split, settings: DataSettings) -> int:
     return len(split) * settings.resize**2 * 3
+
+
+def bytes_held(split: Split, settings: DataSettings) -> int:
+    """Bytes of memory that the decoded images of a split will take; 0 if they are streamed."""
+    if split.images is not None:
+        return split.images.nbytes
+    return 0 if _streams(split, settings) else _bytes(split, settings)
 
 
 def _streams(split: Split, settings: DataSettings) -> bool:

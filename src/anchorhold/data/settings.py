@@ -1,7 +1,7 @@
 """Settings of data and batches."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..errors import check, check_least, check_most
 
@@ -16,18 +16,19 @@ LARGEST_SIDE = 16_384  # pixels
 class DataSettings:
     """The data set, and how its images are resized and cropped."""
 
-    name: str = "folder"  # cub, cars, sop, inshop, folder, csv, digits, gaussians
-    root: str = ""  # folder of the data set; digits and gaussians need none
-    resize: int = 256  # resize every image to exactly this square; 0 does not resize
-    crop: int = 224  # random crop in training, centre crop in test; 0 does not crop
-    crop_least: float = (
-        0.0  # above 0, training crops cover a random share of the square, at least this, and are rescaled
-    )
-    flip: bool = True  # horizontal flips in training
-    on_bad_image: Literal["fail", "skip"] = "fail"
-    held_out: int = 0  # evaluate on the last N training classes instead of the test split
-    store: Literal["auto", "resident", "stream"] = "auto"  # auto: resident, unless that takes half of the free memory
-    workers: int = 0  # processes that decode images; 0 is one per core
+    name: Annotated[str, "Data set; folder and csv are your own.", DATASET_NAMES] = "folder"
+    root: Annotated[str, "Folder of the data set, or the CSV; digits and gaussians need none."] = ""
+    resize: Annotated[int, "Resize every image to exactly this square, in pixels; 0 does not resize."] = 256
+    crop: Annotated[int, "Side of the square crop: random in training, centred in test; 0 does not crop."] = 224
+    crop_least: Annotated[float, "Above 0, training crops cover a random share of the image, at least this."] = 0.0
+    flip: Annotated[bool, "Mirror half of the training images."] = True
+    on_bad_image: Annotated[Literal["fail", "skip"], "What to do with an unreadable image."] = "fail"
+    held_out: Annotated[int, "Evaluate on the last N training classes instead of the test split."] = 0
+    store: Annotated[
+        Literal["auto", "resident", "stream"],
+        "Keep images in memory or read them again; auto streams what fills half of it.",
+    ] = "auto"
+    workers: Annotated[int, "Processes that decode images; 0 is one per core."] = 0
 
     def __post_init__(self) -> None:
         check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0)
@@ -45,14 +46,16 @@ class DataSettings:
 class BatchSettings:
     """How batches are composed."""
 
-    kind: Literal["pairs", "classes"] = "pairs"  # the papers' pairs, or P classes × K instances
-    pairs: int = 112  # 56 on each of two GPUs in the code of Zhou & Patel 2022: 3,975 steps on CUB
-    distinct: bool = (
-        False  # if true, no pair is the same image twice; in the published code about one in sixty is on CUB
-    )
-    classes: int = 28
-    instances: int = 4
-    mining_pairs: int = 56  # mine triplets inside groups of N pairs; 0 is the whole batch
+    kind: Annotated[
+        Literal["pairs", "classes"], "A batch is drawn as pairs of one class, or as classes × instances."
+    ] = "pairs"
+    # 56 on each of two GPUs in the code of Zhou & Patel 2022: 3,975 steps on CUB
+    pairs: Annotated[int, "Pairs in a batch, which has twice as many images."] = 112
+    # In the published code about one pair in sixty is the same image twice on CUB.
+    distinct: Annotated[bool, "Never pair an image with itself, where its class has others."] = False
+    classes: Annotated[int, "Classes in a batch of the kind classes."] = 28
+    instances: Annotated[int, "Images of each class in a batch of the kind classes; an even number."] = 4
+    mining_pairs: Annotated[int, "Mine triplets inside groups of N pairs; 0 is the whole batch."] = 56
 
     def __post_init__(self) -> None:
         check_least("batch", self, pairs=1, classes=2, instances=2, mining_pairs=0)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from ..errors import check, nearest
 from ..perturb.settings import Budget, check_radius
@@ -43,11 +43,13 @@ FormName = Literal["paper", "code"]
 class Inner:
     """The attack inside a training step; settings of defences extend it. The defaults are the papers', for 224 px."""
 
-    eps: float = 8 / 255
-    alpha: float = 1 / 255
-    steps: int = 8
-    norm: Literal["linf", "l2"] = "linf"
-    start: Literal["zero", "random"] = "zero"
+    eps: Annotated[float, "Maximum change of a pixel (ε) in training; with norm l2, of the image."] = 8 / 255
+    alpha: Annotated[float, "Step size (α) of the inner attack."] = 1 / 255
+    steps: Annotated[int, "Steps (η) of the inner attack."] = 8
+    norm: Annotated[Literal["linf", "l2"], "Norm in which ε is measured."] = "linf"
+    start: Annotated[
+        Literal["zero", "random"], "Where the inner attack starts: at the clean image, or at a random change of it."
+    ] = "zero"
 
     def __post_init__(self) -> None:
         check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
@@ -69,9 +71,9 @@ class Inner:
 class NaturalSettings:
     """N/A[sampler] in the papers' tables."""
 
-    sampler: str = "random"
-    loss: str = "triplet"  # or contrastive, with a margin of 1.0 in the papers
-    margin: float = 0.2
+    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    loss: Annotated[str, "Training loss; the papers use contrastive with a margin of 1.", LOSS_NAMES] = "triplet"
+    margin: Annotated[float, "Margin (γ) of the loss."] = 0.2
 
     def __post_init__(self) -> None:
         check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
@@ -83,13 +85,17 @@ class NaturalSettings:
 class HardnessSettings(Inner):
     """HM[source, destination] in the tables of Zhou & Patel 2022; the default is HM[S, LGA] with 8 steps."""
 
-    source: str = "softhard"
-    destination: float | str = "lga"  # a sampler, a constant in [-2, 2] (2 is min-max), or lga
-    margin: float = 0.2
-    boost: float = 0.0  # ξ of g_B, 0.1 in the paper; 0 leaves the destination unchanged
-    rise: float = 0.0  # added to the destination's hardness, or to the source's if both have one sampler
-    ics: float = 0.0  # λ of the intra-class structure term, 0.5 in the paper; 0 leaves it out
-    members: Members = "all"  # which of (a, p, n) are perturbed; turns: candidates and anchors in alternate batches
+    source: Annotated[str, "How the triplets to be perturbed are drawn.", SAMPLER_NAMES] = "softhard"
+    destination: Annotated[
+        float | str,
+        "Hardness to reach: a sampler's, a constant from -2 to 2 (2 is min-max), or lga.",
+        (*SAMPLER_NAMES, "lga"),
+    ] = "lga"
+    margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
+    boost: Annotated[float, "ξ of g_B, 0.1 in the paper; 0 leaves the destination unchanged."] = 0.0
+    rise: Annotated[float, "Added to the destination's hardness, or to the source's if both have one sampler."] = 0.0
+    ics: Annotated[float, "Weight (λ) of the intra-class structure term, 0.5 in the paper; 0 leaves it out."] = 0.0
+    members: Annotated[Members, "Which images of a triplet move; turns alternates candidates and anchors."] = "all"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -139,9 +145,9 @@ class HardnessSettings(Inner):
 class ActSettings(Inner):
     """ACT[sampler] in the tables of Zhou & Patel 2022; the default is ACT[R] with 8 steps."""
 
-    sampler: str = "random"
-    margin: float = 0.2
-    window: float = 1.0  # how far beyond the positive a semihard negative may lie: not γ here, as in the published code
+    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
+    window: Annotated[float, "How far beyond the positive a semihard negative may lie."] = 1.0  # not γ
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,10 +162,10 @@ class EstSettings(Inner):
     The robust-init study uses start = random (A.7).
     """
 
-    sampler: str = "random"
-    margin: float = 0.2
+    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
     # The distance to climb. On the sphere 1 − cos = d²/2, so both have one direction. SES also adds it to its loss.
-    shift: Literal["euclidean", "cosine"] = "euclidean"
+    shift: Annotated[Literal["euclidean", "cosine"], "Distance that the attack increases."] = "euclidean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -172,7 +178,7 @@ class EstSettings(Inner):
 class SesSettings(EstSettings):
     """SES[sampler]: the loss on clean images plus the weighted shift."""
 
-    weight: float = 1.0
+    weight: Annotated[float, "Weight of the embedding shift in the loss."] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -183,7 +189,7 @@ class SesSettings(EstSettings):
 class RestSettings(EstSettings):
     """REST[sampler]: EST with clean anchors."""
 
-    window: float = 1.0  # how far beyond the positive a semihard negative may lie: not γ here, as in the published code
+    window: Annotated[float, "How far beyond the positive a semihard negative may lie."] = 1.0  # not γ
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -199,19 +205,21 @@ class TrideSettings(Inner):
     """
 
     steps: int = 16
-    margin: float = 0.2
-    phases: Phases = "both"  # both: alternate batches, CAP first
-    guide: Guide = "collapseness"  # hardness: the mean hardness, which is C with λ = 0
-    stop: bool = True  # stop where the hinge is met; off, the attack takes all its steps
-    attention: float = 10.0  # λ
-    weights_carry_gradient: bool = False  # on, the weights of C move many pairs in the wrong direction
-    top_rank_term: bool = True  # Δ_TR in ANP's attack
-    top_rank_loss: bool = True  # L_TR in training
-    gamma: float = 0.5  # the coefficient of L_TR
-    beta: float = 0.04  # β_TR, the margin of L_TR
-    window: float = 0.2  # η_0, how far beyond the positive a semihard negative may lie; it shrinks by epoch
-    progressive: bool = True  # alpha grows with the epoch, by n/N
-    form: FormName = "paper"
+    margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
+    phases: Annotated[Phases, "Which attacks train the model; both alternates them by batch, CAP first."] = "both"
+    guide: Annotated[Guide, "What the attacks raise; hardness is collapseness without attention."] = "collapseness"
+    stop: Annotated[bool, "End an attack at its goal; if false, it takes all its steps."] = True
+    attention: Annotated[float, "λ: how much more near pairs count in collapseness; 0 weighs all alike."] = 10.0
+    weights_carry_gradient: Annotated[
+        bool, "Pass gradients through the weights of collapseness, as the published code does."
+    ] = False  # on, they move many pairs the wrong way
+    top_rank_term: Annotated[bool, "Add the top-rank term Δ_TR to the attack of ANP."] = True
+    top_rank_loss: Annotated[bool, "Add the top-rank loss L_TR to the training loss."] = True
+    gamma: Annotated[float, "Weight of the top-rank loss L_TR."] = 0.5
+    beta: Annotated[float, "Margin (β_TR) of the top-rank loss."] = 0.04
+    window: Annotated[float, "How far beyond the positive a semihard negative may lie; shrinks by epoch."] = 0.2  # η_0
+    progressive: Annotated[bool, "Let the step size grow with the epoch, by n/N."] = True
+    form: Annotated[FormName, "Formulas of the paper, or of its published code."] = "paper"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -232,19 +240,23 @@ class AdmlSettings(Inner):
     """The robust rows of ADML's tables; the default is the triplet loss on CUB."""
 
     eps: float = 0.01
-    alpha: float = 0.0  # 0 means 2ε/steps, as in the paper: any start can reach the whole ball
+    alpha: Annotated[float, "Step size (α); 0 means 2ε/steps, which can cross the whole ball."] = 0.0  # as in the paper
     steps: int = 5
     start: Literal["zero", "random"] = "random"
-    loss: Literal["triplet", "contrastive"] = "triplet"
-    margin: float = 0.2  # for the contrastive loss the paper has 1.0
-    reduction: Literal["all", "active"] = "all"  # contrastive: one mean over all pairs, or RobRank's over active ones
-    perturb: Literal["positive", "negative", "anchor"] = "positive"
-    attack_rate: float = 0.5  # P(γ = 1), drawn for each tuple
-    formulation: int = 2
-    weight: float = 1.0  # λ of formulation 3; the paper gives no value
-    sampler: str = "distance"
-    lower: float = 0.5  # nearer negatives are weighted as if at this distance; 0: no cut-off, as in RobRank
-    upper: float = 1.4  # negatives beyond this are not drawn; 0: no cut-off
+    loss: Annotated[Literal["triplet", "contrastive"], "Training loss."] = "triplet"
+    margin: Annotated[float, "Margin of the loss; the paper has 1 for the contrastive loss."] = 0.2
+    reduction: Annotated[
+        Literal["all", "active"], "Mean of the contrastive loss: over all pairs, or over active ones as in RobRank."
+    ] = "all"
+    perturb: Annotated[Literal["positive", "negative", "anchor"], "Which image of a tuple is perturbed."] = "positive"
+    attack_rate: Annotated[float, "Probability that a tuple is perturbed, drawn for each."] = 0.5
+    formulation: Annotated[int, "Training objective of the paper: formulation 1, 2 or 3.", (1, 2, 3)] = 2
+    weight: Annotated[float, "Weight (λ) of the embedding shift in formulation 3."] = 1.0  # the paper gives no value
+    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "distance"
+    lower: Annotated[float, "Nearer negatives are weighted as if at this distance; 0 is no cut-off."] = (
+        0.5  # RobRank: 0
+    )
+    upper: Annotated[float, "Negatives beyond this distance are not drawn; 0 is no cut-off."] = 1.4
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -38,7 +38,8 @@ _TORN = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, TypeEr
 class Item:
     """One image: its id, its label (or ""), its size in bytes, and the reason if it is known to be unreadable.
 
-    `stamp` changes when the image does: it is its modification time, and in a tar also its offset.
+    `stamp` changes when the image does: it is its modification time, and in a tar also its offset. `folder` is its
+    class folder, for an image without a label, which follows from the id.
     """
 
     id: str
@@ -46,6 +47,12 @@ class Item:
     size: int = 0
     stamp: str = ""
     problem: str = ""
+    folder: str = ""
+
+    @property
+    def named(self) -> str:
+        """Its label, given or by its folder."""
+        return self.label or self.folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +82,7 @@ class Source:
                 if not _is_image(name, member):
                     continue
                 number = next(numbers, None)
-                if number is None or replace(self.items[number], problem="") != _packed(name, member):
+                if number is None or replace(self.items[number], problem="", folder="") != _packed(name, member):
                     raise changed
                 if not wanted(number):
                     continue
@@ -118,7 +125,7 @@ def problem_of(path: Path) -> tuple[int, str, str]:
 
 
 def digest_of(items: Sequence[Item]) -> str:
-    """A short hash of the ids, labels, sizes and stamps of items; file contents are not read."""
+    """A short hash of the ids, given labels, sizes and stamps of items; file contents are not read."""
     digest = hashlib.blake2b(digest_size=8)
     for item in items:
         digest.update(f"{item.id}\0{item.label}\0{item.size}\0{item.stamp}\0".encode("utf-8", "surrogateescape"))
@@ -152,8 +159,24 @@ def _folder(root: Path) -> Source:
     names.sort()
     count = "1 link" if len(linked) == 1 else f"{len(linked)} links"
     notes = (f"left out {count}: {shown(some(sorted(linked)))}.",) if linked else ()
-    paths = tuple(root / name for name in names)
-    return Source(root, tuple(_item(name, "", path) for name, path in zip(names, paths)), paths, notes=notes)
+    paths, folders = tuple(root / name for name in names), _classes(names)
+    items = tuple(replace(_item(name, "", path), folder=own) for name, path, own in zip(names, paths, folders))
+    return Source(root, items, paths, labelled=any(folders), notes=notes)
+
+
+def _classes(names: Sequence[str], packed: bool = False) -> list[str]:
+    """The class folder of each image, as training reads a folder; "" for all where it is not one of class folders.
+
+    A folder of class folders has two at least, and no images beside them. They may lie in train/ and test/, and a tar
+    may have all of it in one folder.
+    """
+    parts = [name.split("/") for name in names]
+    if packed and len({part[0] for part in parts}) == 1 and all(len(part) > 2 for part in parts):
+        parts = [part[1:] for part in parts]
+    if {part[0] for part in parts if len(part) > 1} == {"train", "test"}:
+        parts = [part[1:] for part in parts]
+    flat = any(len(part) == 1 for part in parts) or len({part[0] for part in parts}) < 2
+    return ["" if flat else part[0] for part in parts]
 
 
 def _joined(folder: str, name: str) -> str:
@@ -226,7 +249,9 @@ def _tar(path: Path) -> Source:
             items.append(replace(_packed(name, member), problem=_size_problem(member.size)))
     count = "1 link" if len(links) == 1 else f"{len(links)} links"
     notes = (f"left out {count} in {path.name}: {shown(some(links))}.",) if links else ()
-    return Source(path, tuple(items), None, notes=notes)
+    folders = _classes([item.id for item in items], packed=True)
+    items = [replace(item, folder=own) for item, own in zip(items, folders)]
+    return Source(path, tuple(items), None, labelled=any(folders), notes=notes)
 
 
 def _size_problem(size: int) -> str:

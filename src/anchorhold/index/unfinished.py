@@ -64,7 +64,7 @@ class Parts:
         for number in range(self.count):
             known, tensors = self._read(number)
             block = self.block(number)
-            rows += [(block[place].id, block[place].label) for place in tensors["kept"].tolist()]
+            rows += [(block[place].id, block[place].named) for place in tensors["kept"].tolist()]
             skipped += known["bad"]
             dim = dim or tensors["vectors"].shape[1]
             if len(tensors["kept"]) and tensors["vectors"].shape[1] != dim:

@@ -1,6 +1,7 @@
 """Settings of the model."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from ..errors import check_least, check_most
 
@@ -14,10 +15,12 @@ LARGEST_DIM = 65_536  # dimensions of an embedding
 class ModelSettings:
     """Settings of the embedder."""
 
-    backbone: str = "resnet18"
-    dim: int = 512
-    weights: str = "imagenet"  # imagenet, timm:NAME.TAG, hf:owner/name:file, a file, a run folder, or "" for none
-    freeze_batchnorm: bool = True
+    backbone: Annotated[str, "Network, by its timm name; small and mlp are ours."] = "resnet18"
+    dim: Annotated[int, "Dimensions of an embedding; 0 leaves out the head, so the features are the embedding."] = 512
+    weights: Annotated[
+        str, "Initial weights: imagenet, timm:NAME.TAG, hf:owner/name, a file or a run folder; empty for none."
+    ] = "imagenet"
+    freeze_batchnorm: Annotated[bool, "Keep the running statistics of BatchNorm as they are."] = True
 
     def __post_init__(self) -> None:
         check_least("model", self, dim=0)

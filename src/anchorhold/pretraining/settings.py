@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from ..defences.settings import Inner
 from ..errors import check
@@ -19,7 +19,7 @@ class PretrainSettings(Inner):
     alpha: float = 8 / 765
     steps: int = 3
     start: Literal["zero", "random"] = "random"
-    holdout: float = 0.1  # share of the training images that are kept for evaluation and never trained on
+    holdout: Annotated[float, "Share of the training images that are kept for evaluation and never trained on."] = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()

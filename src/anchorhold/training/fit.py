@@ -9,11 +9,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from ..config.build import build, to_dict
+from ..config.listing import set_by_user
 from ..config.recipes import nested, settings_from
 from ..config.settings import Settings
 from ..console import Report, Silent
@@ -36,10 +37,12 @@ from ..perturb.settings import Threat
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
+from .forecasting import say_if_long
 from .loop import train
+from .suited import suited
 from .trainer import Trainer
 
-__all__ = ["build_model", "fit", "resume", "with_data"]
+__all__ = ["Prepared", "build_model", "fit", "prepared", "resume", "with_data"]
 
 
 def fit(
@@ -76,18 +79,13 @@ def fit(
         report: receives progress and messages; None is silent.
         replace_run: whether an existing run in `out` may be overwritten.
     """
-    if not isinstance(data, Dataset):
-        data = _data_from(data, nested(overrides or {}).get("data", {}))
-    if defence is not None:
-        check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
-        overrides = _with_defence(overrides or {}, defence)
-    settings = settings or settings_from(recipe, with_data(overrides or {}, data))
+    data, settings, given, notes = prepared(model, data, recipe, settings, overrides, defence, row)
     settings = settings if threat is None else _against(threat, settings)
-    given = None if model is None else trainable(model, settings.model.freeze_batchnorm)
-    settings = _settings_for(given, data, settings)
     where = device_named(device)
     ranks = joined(where)
     report = report if report and ranks.first else Silent()
+    for note in notes:
+        report.say(note)
     model = given or build_model(settings, data)
     if model.weights_report is not None:
         report.say(f"weights: {model.weights_report}")
@@ -106,6 +104,8 @@ def fit(
     run = Run(out, writes=ranks.first)
     with one_writer(out, ranks, report):
         _create(run, info, replace_run, ranks, report)
+        if ranks.size == 1:
+            say_if_long(settings, model, data, where, report)
         train(Trainer(run, settings, model, data, where, report, ranks))
     return run
 
@@ -161,6 +161,40 @@ def resume(
 
 
 # Settings and model ------------------------------------------------------------------------------------------
+
+
+class Prepared(NamedTuple):
+    """What `fit` trains by: the data, the settings for them, the model if one was given, and notes for the user."""
+
+    data: Dataset
+    settings: Settings
+    given: Embedder | Trainable | None
+    notes: tuple[str, ...]
+
+
+def prepared(
+    model: nn.Module | None,
+    data: Any,
+    recipe: str,
+    settings: Settings | None,
+    overrides: Mapping[str, Any] | None,
+    defence: Callable[..., Any] | str | None,
+    row: str,
+) -> Prepared:
+    """The arguments of `fit`, read. A small data set of yours gets a smaller batch, unless you set its size."""
+    if not isinstance(data, Dataset):
+        data = _data_from(data, nested(overrides or {}).get("data", {}))
+    if defence is not None:
+        check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
+        overrides = _with_defence(overrides or {}, defence)
+    note = ""
+    if settings is None:
+        overrides = with_data(overrides or {}, data)
+        settings = settings_from(recipe, overrides)
+        if not row:  # the row of a paper keeps its batch
+            settings, note = suited(settings, data.name, data.train, set_by_user(recipe, overrides))
+    given = None if model is None else trainable(model, settings.model.freeze_batchnorm)
+    return Prepared(data, _settings_for(given, data, settings), given, (note,) if note else ())
 
 
 def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:

@@ -14,14 +14,15 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..auditing.plan import AuditSettings
 from ..auditing.run import audit
 from ..config.build import build, to_dict
+from ..config.listing import set_by_user
 from ..config.recipes import settings_from
 from ..config.settings import Settings
 from ..console import Report, Silent
@@ -40,6 +41,7 @@ from ..runs.folder import Run
 from ..runs.locks import one_writer
 from ..runs.writing import atomic
 from .fit import fit, resume, with_data
+from .suited import suited
 
 __all__ = ["Point", "Swept", "parse_vary", "points", "sweep"]
 
@@ -143,7 +145,8 @@ def sweep(
         report: receives progress and messages; None is silent.
     """
     out, report = Path(out), report or Silent()
-    planned = points(recipe, vary, with_data(overrides or {}, data))
+    overrides = with_data(overrides or {}, data)
+    planned = [_suited(point, data, overrides, vary) for point in points(recipe, vary, overrides)]
     with one_writer(out, joined(device_named(device)), report):
         for done, point in enumerate(planned, 1):
             report.say(f"{done} of {len(planned)}: {point.folder}")
@@ -154,6 +157,12 @@ def sweep(
             except Interrupted as error:
                 raise Interrupted(f"{error}; or run the same sweep again to resume all of it") from None
         return _written(out, planned, list(vary), report)
+
+
+def _suited(point: Point, data: Dataset, overrides: Mapping[str, Any], vary: Collection[str]) -> Point:
+    """The point with a batch for a small data set, as `fit` would train it."""
+    fixed = {*set_by_user(point.settings.recipe, overrides), *vary}
+    return replace(point, settings=suited(point.settings, data.name, data.train, fixed)[0])
 
 
 def _trained(path: Path, settings: Settings, data: Dataset, device: str, report: Report) -> bool:

@@ -1,0 +1,75 @@
+"""How long an audit will take on a CPU, said before its attacks: one gradient step of a few images is timed."""
+
+import time
+import warnings
+from collections.abc import Sequence
+
+import torch
+
+from ..console import Silent, duration
+from .ensemble import STEPS, tasks
+from .plan import AttackRun
+from .subject import Subject
+
+__all__ = ["LONG", "say_if_long"]
+
+LONG = 300.0  # seconds: a longer audit is said beforehand
+_PIXELS = 1e8  # attacked pixels below which an audit takes a minute or two on any machine
+_IMAGES = 4
+
+
+def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
+    """On a CPU, say how long the attacks will take at most, and what makes them shorter; nothing for short audits."""
+    if subject.scene.gallery.device.type != "cpu":
+        return
+    images = next(subject.material.query.plain(subject.attacked["query"][:_IMAGES], _IMAGES))
+    work = _image_steps(subject, runs)
+    if work * images.shape[-1] * images.shape[-2] < _PIXELS:
+        return
+    try:
+        seconds = work * _seconds(subject, images) / subject.shards.ranks.size
+    except Exception:  # this is a courtesy: what is wrong, the attack itself reports
+        return
+    if seconds > LONG:
+        count, settings = len(subject.attacked["query"]), subject.settings
+        ways = [f"fewer images (limit, now {count:,})"] if count > 100 else []
+        ways += [f"fewer steps (now {settings.budget.steps})"] if settings.method == "pgd" else []
+        attacks = len({run.attack for run in runs})
+        ways += [f"fewer attacks (now {attacks})"] if attacks > 1 else []
+        ways += ["strength standard"] if settings.strength == "strong" else []
+        lines = (
+            f"{work:,} image-steps take up to about {duration(seconds)} on this CPU",
+            f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",
+        )
+        if isinstance(subject.report, Silent) and subject.shards.ranks.first:  # hours without a word would surprise
+            warnings.warn("; ".join(lines), stacklevel=6)
+        for line in lines:
+            subject.report.say(line)
+
+
+def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
+    """Image-steps that are left, at most; those of saved batches are done."""
+    settings, shards = subject.settings, subject.shards
+    work = 0
+    for run in runs:
+        ids = subject.attacked[run.goals[0].side]
+        batches = ids.split(settings.batch)
+        if shards.whole(run.label, run.made_by) is None:
+            kept = shards.kept(run.label, len(batches), run.made_by)
+            work += settings.budget.steps * sum(len(part) for at, part in enumerate(batches) if at not in kept)
+    several = len({*settings.epsilons, settings.ball.eps})
+    if settings.strength == "strong" or settings.epsilons:
+        each = STEPS if settings.strength == "strong" else settings.budget.steps
+        work += several * each * sum(len(subject.attacked[task.goal.side]) for task in tasks(runs))
+    return work
+
+
+def _seconds(subject: Subject, images: torch.Tensor) -> float:
+    """Seconds of one gradient step of one image."""
+    images = images.to(subject.scene.gallery.dtype)
+    for _ in range(2):  # the first is slower, and no measure
+        begun = time.monotonic()
+        x = images.clone().requires_grad_()
+        with torch.random.fork_rng([]), torch.enable_grad(), subject.precision():
+            torch.autograd.grad(subject.embed(x).square().sum(), x)
+    return (time.monotonic() - begun) / len(images)

@@ -1,0 +1,62 @@
+"""estimate(): what a training will take, before it starts.
+
+print(ah.estimate(None, "photos/", "hm-lga"))
+anchorhold train photos/ --dry-run
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ..config.settings import Settings
+from ..console import Report, Silent
+from ..device import device_named
+from ..distributed import started
+from ..errors import RunError, check
+from .fit import build_model, prepared
+from .forecasting import Forecast, forecast
+
+__all__ = ["Forecast", "estimate"]
+
+SECONDS = 10.0
+
+
+def estimate(
+    model: nn.Module | None,
+    data: Any,
+    recipe: str = "hm-lga",
+    *,
+    settings: Settings | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    defence: Callable[..., Any] | str | None = None,
+    row: str = "",
+    device: str = "auto",
+    seconds: float = SECONDS,
+    report: Report | None = None,
+) -> Forecast:
+    """What `fit` with the same arguments will take: steps, time and memory on this machine. Nothing is written.
+
+    A few real steps are timed, on some images of `data` and a copy of the model.
+
+    Args:
+        model: as in `fit`; None builds the one that the settings describe. It is left as it was.
+        data: as in `fit`.
+        recipe: the name of a recipe, or a TOML file.
+        settings: the whole settings, instead of recipe and overrides.
+        overrides: changes to the recipe, such as {"train.epochs": 3}.
+        defence: your own, as in `fit`.
+        row: the published row that the settings belong to.
+        device: auto, cpu, cuda or cuda:N.
+        seconds: about how long steps are timed.
+        report: receives messages; None is silent.
+    """
+    check(seconds >= 0, f"seconds must not be negative, got {seconds}")
+    if started()[1] > 1:
+        raise RunError("an estimate is made in one process: leave out torchrun")
+    report = report or Silent()
+    data, chosen, given, notes = prepared(model, data, recipe, settings, overrides, defence, row)
+    for note in data.notes:
+        report.say(note)
+    own = given or build_model(chosen, data)
+    return forecast(chosen, own, data, device_named(device), seconds, notes)

@@ -1,0 +1,100 @@
+"""A long audit on a CPU is said before its first attack, and changes no number."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anchorhold as ah
+from anchorhold.auditing import expected
+from tests.training.test_suited import Lines
+
+GIVEN: dict[str, Any] = {"device": "cpu", "limit": 20, "steps": 3, "attacks": ["CA+", "ES"], "resamples": 20}
+
+
+@pytest.fixture(scope="module")
+def model() -> ah.Embedder:
+    return ah.Embedder("small", 8, channels=1, size=8)
+
+
+def said(report: Lines) -> list[str]:
+    return [line for line in report.said if "on this CPU" in line or "to make it shorter" in line]
+
+
+def numbers(audit: Any) -> str:
+    found = audit.to_dict()
+    return json.dumps([found["clean"], found["protocols"]], sort_keys=True)
+
+
+@pytest.mark.medium
+def test_a_long_audit_is_said_beforehand_and_a_tiny_one_is_silent(
+    model: ah.Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, quiet, loud = ah.dataset("digits"), Lines(), Lines()
+    plain = ah.audit(model, data, report=quiet, **GIVEN)
+    assert not said(quiet)
+    monkeypatch.setattr(expected, "_PIXELS", 0)
+    monkeypatch.setattr(expected, "_seconds", lambda subject, images: 60.0)
+    found = ah.audit(model, data, report=loud, out=tmp_path / "a", **GIVEN)
+    count = int(next(line for line in loud.said if "attack runs on" in line).split()[0])
+    work = count * 20 * 3
+    assert said(loud) == [
+        f"{work} image-steps take up to about {work // 60} h {work % 60} min on this CPU",
+        "to make it shorter: fewer steps (now 3), fewer attacks (now 2), smaller images, or a GPU",
+    ]
+    assert numbers(found) == numbers(plain)
+    again = Lines()  # everything is there: nothing is left to say
+    ah.audit(model, data, report=again, out=tmp_path / "a", **GIVEN)
+    assert not said(again)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        ah.audit(model, data, **GIVEN)
+    assert len([each for each in heard if "on this CPU" in str(each.message)]) == 1
+
+
+@pytest.mark.medium
+def test_the_step_that_is_timed_leaves_no_trace(model: ah.Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, timed = ah.dataset("digits"), []
+    plain = numbers(ah.audit(model, data, **GIVEN))
+    measured = expected._seconds
+    monkeypatch.setattr(expected, "_PIXELS", 0)
+    monkeypatch.setattr(expected, "_seconds", lambda *given: timed.append(measured(*given)) or timed[-1])
+    torch.manual_seed(1)
+    drawn = torch.rand(3)
+    torch.manual_seed(1)
+    assert numbers(ah.audit(model, data, **GIVEN)) == plain
+    assert torch.equal(torch.rand(3), drawn)
+    assert len(timed) == 1 and 0 < timed[0] < 60 and all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.medium
+def test_a_step_that_cannot_be_timed_stops_nothing(model: ah.Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> float:
+        raise RuntimeError("cannot measure")
+
+    monkeypatch.setattr(expected, "_PIXELS", 0)
+    monkeypatch.setattr(expected, "_seconds", fails)
+    report = Lines()
+    ah.audit(model, ah.dataset("digits"), report=report, **GIVEN)
+    assert not said(report)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"epsilons": [0.1, 0.2]}, pytest.param({"strength": "strong", "limit": 2}, marks=pytest.mark.slow)],
+)
+def test_an_audit_takes_no_more_than_was_counted(
+    more: dict[str, Any], model: ah.Embedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    count = expected._image_steps
+    monkeypatch.setattr(expected, "_image_steps", lambda *given: counted.append(count(*given)) or 0)
+    given = {**GIVEN, "attacks": ["LTM"], "limit": 6, "protocols": ["corrected"], "examine": None, **more}
+    found = ah.audit(model, ah.dataset("digits"), **given)
+    if not more:
+        assert counted == [6 * 3]
+    assert 0 < found.image_steps <= counted[0]
