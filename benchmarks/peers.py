@@ -20,7 +20,7 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -213,7 +213,7 @@ def of_adv_lib() -> Iterator[tuple[str, str, Attack]]:
 
     order = {"Linf": float("inf"), "L2": 2.0}
 
-    def several(steps: int, once: Callable[[Case], Tensor]) -> Attack:
+    def several(steps: int, once: Callable[[Case], Any]) -> Attack:
         def attack(case: Case) -> list[Tensor]:
             found = []
             for start in range(case.restarts(steps)):
@@ -223,17 +223,15 @@ def of_adv_lib() -> Iterator[tuple[str, str, Attack]]:
 
         return attack
 
-    for loss in ("ce", "dlr"):
-        yield (
-            "adv-lib",
-            f"apgd {loss} 100",
-            several(
-                100,
-                lambda c, loss=loss: al.apgd(
-                    c.model, c.images, c.labels, c.ball.eps, order[c.norm], n_iter=100, loss_function=loss
-                ),
-            ),
-        )
+    def apgd(loss: str) -> Attack:
+        def once(case: Case) -> Any:
+            eps, norm = case.ball.eps, order[case.norm]
+            return al.apgd(case.model, case.images, case.labels, eps, norm, n_iter=100, loss_function=loss)
+
+        return several(100, once)
+
+    yield "adv-lib", "apgd ce 100", apgd("ce")
+    yield "adv-lib", "apgd dlr 100", apgd("dlr")
     yield (
         "adv-lib",
         "apgd targeted 100 x 9",
@@ -245,12 +243,12 @@ def of_adv_lib() -> Iterator[tuple[str, str, Attack]]:
         several(300, lambda c: al.fmn(c.model, c.images, c.labels, order[c.norm], steps=300)),
     )
 
-    def linf(case: Case) -> Tensor:
+    def linf(case: Case) -> Any:
         if case.norm != "Linf":
             raise OtherNorm("Linf alone")
         return al.pgd_linf(case.model, case.images, case.labels, case.ball.eps, steps=100, loss_function="dl")
 
-    def ddn(case: Case) -> Tensor:
+    def ddn(case: Case) -> Any:
         if case.norm != "L2":
             raise OtherNorm("L2 alone")
         return al.ddn(case.model, case.images, case.labels, steps=800, levels=None)
@@ -263,7 +261,7 @@ def of_pyautoattack() -> Iterator[tuple[str, str, Attack]]:
     from pyautoattack import AutoAttack
 
     def run(attacks: list[str]) -> Attack:
-        def attack(case: Case) -> Tensor:
+        def attack(case: Case) -> Any:
             made = AutoAttack(
                 case.model, attacks=attacks, eps=case.ball.eps, norm=case.norm, seed=0, version="custom", device="cpu"
             )
@@ -391,7 +389,7 @@ def _members(embed: Any, images: Tensor, scene: Scene, ids: Tensor, ball: Ball) 
     return rows
 
 
-def trained(folder: str, asked: str, seed: int) -> dict[str, nn.Module]:
+def trained(folder: str, asked: str, seed: int) -> Mapping[str, nn.Module]:
     """The models: runs that are given, or natural and HM training on digits."""
     if asked:
         return {each: ah.load(each) for each in asked.split(",")}

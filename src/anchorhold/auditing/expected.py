@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..console import Silent, duration
-from .ensemble import STEPS, tasks
+from .ensemble import SQUARE_QUERIES, most_steps, tasks
 from .plan import AttackRun
 from .subject import Subject
 
@@ -59,8 +59,11 @@ def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
             work += settings.budget.steps * sum(len(part) for at, part in enumerate(batches) if at not in kept)
     several = len({*settings.epsilons, settings.ball.eps})
     if settings.strength == "strong" or settings.epsilons:
-        each = STEPS if settings.strength == "strong" else settings.budget.steps
-        work += several * each * sum(len(subject.attacked[task.goal.side]) for task in tasks(runs))
+        for task in tasks(runs):
+            # A query of Square is a forward pass, about a third of a step.
+            harder = most_steps(task.goal) + SQUARE_QUERIES // 3
+            each = harder if settings.strength == "strong" else settings.budget.steps
+            work += several * each * len(subject.attacked[task.goal.side])
     return work
 
 

@@ -18,7 +18,7 @@ class ModelSettings:
     backbone: Annotated[str, "Network, by its timm name; small and mlp are ours."] = "resnet18"
     dim: Annotated[int, "Dimensions of an embedding; 0 leaves out the head, so the features are the embedding."] = 512
     weights: Annotated[
-        str, "Initial weights: imagenet, timm:NAME.TAG, hf:owner/name, a file or a run folder; empty for none."
+        str, "Initial weights: imagenet, timm:NAME, hf:owner/name, a file, a run folder; empty for none."
     ] = "imagenet"
     freeze_batchnorm: Annotated[bool, "Keep the running statistics of BatchNorm as they are."] = True
 
