@@ -14,7 +14,8 @@ def described(chosen: Sequence[Task], members: Sequence[Member], queries: int) -
     """A curve's protocol, its number of queries, the attacks behind each line, and a sentence about them."""
     made: dict[str, list[str]] = {}
     for task in chosen:
-        names = [goal.name for goal in task.first] + [member.name for member in members]
+        names = [goal.name for goal in task.first]
+        names += [member.name for member in members if member.wants(task.goal)]
         made |= dict.fromkeys(["R@1", *task.columns] if task.name == "recall" else task.columns, names)
     protocol = "strong" if members else "corrected"
     recall = f"For R@1 the worst of {', '.join(made['R@1'])} counts for each query. " if "R@1" in made else ""

@@ -6,22 +6,24 @@ targets. Then `MEMBERS` attack, in order, the samples that still withstand. Each
 strong audit never reports more robustness than the standard one. There are no settings.
 
     pgd         3 random starts of 50 steps, ε/4 falling linearly to 0, best iterate, the goal's objective
-    starts      15 short climbs of APGD, 25 steps each, over five objectives (`attacks.class_losses`); every second one
-                starts in a random direction of the embedding. For a wrong neighbour, instead of pgd
+                (a wrong neighbour has the next three instead)
+    starts      5 short climbs of APGD, 25 steps each, over five objectives (`attacks.class_losses`); every second one
+                starts in a random direction of the embedding
+    adam        6 random starts of 50 steps of Adam, over three objectives
+    momentum    3 random starts of 100 steps of momentum PGD, over two objectives
     apgd        100 steps from a random start, the goal's objective (for a wrong neighbour: `margin`)
     apgd-free   the same on the scale-free objective (`attacks.scale_free`)
-    apgd-ce     the same on the cross-entropy over classes, for a wrong neighbour
     cw          C&W in its Linf form, 50 iterations
     transfer    apgd-free on a second model, if given, without early stop; measured on this one
     square      1,000 queries without gradients, on the scale-free objective
 
-Where a wrong neighbour is withstood, it is by local maxima more than by too few steps: on digits single climbs of 100
-steps miss a tenth of what many find together, and 500 steps hardly more than 100. So starts and objectives vary.
+Why a wrong neighbour has members of its own: the nearest items change from step to step, so its gradient jumps. Signed
+steps from any start miss up to a tenth of what means of gradients find; 500 steps find hardly more than 100.
 
-A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, for a
-wrong neighbour 739 (100 more with a second model). Over the eight goals behind ERS that is 3,800 image-steps and 8,000
-forward passes. 1,000 queries therefore take 3.8 million image-steps and 8 million queries. On a natural model most
-samples fall early, and only TMA and ES, which have no end, take the full cost.
+A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, 979 for a
+wrong neighbour, and 100 more with a second model. Over the eight goals behind ERS that is 4,100 image-steps and 8,000
+forward passes with the standard runs. On a natural model most samples fall early, and only TMA and ES, which have no
+end, take the full cost.
 """
 
 from collections.abc import Callable, Iterable

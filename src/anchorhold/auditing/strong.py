@@ -145,7 +145,7 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
         rows["after/standard"] = contest.measures[task.main]
         if starts is not None and members:
             contest.enter(WARM, here, ensemble.surrogate, starts)
-        for member in members:
+        for member in (each for each in members if each.wants(task.goal)):
             before = contest.measures[task.main]
             contest.enter(member, here, ensemble.surrogate)
             rows[f"after/{member.name}"] = now = contest.measures[task.main]
@@ -226,7 +226,7 @@ def _columns(chosen: Sequence[Task], whole: Mapping[str, Mapping[str, Tensor]], 
 
 def _after(task: Task, rows: Mapping[str, Tensor], members: Sequence[Member]) -> dict[str, float]:
     """The contested measure after the standard runs and after each member, in the units of the table."""
-    names = ["standard", *(m.name for m in members)]
+    names = ["standard", *(m.name for m in members if m.wants(task.goal))]
     return {name: in_units(task.main) * float(rows[f"after/{name}"].nanmean()) for name in names}
 
 

@@ -89,9 +89,8 @@ class Region:
         return Region(self.ball, self.clean[index] if ends is None else self.clean, ends)
 
     def along(self, x: Tensor, direction: Tensor, size: float) -> Tensor:
-        """`project` of a step that is not the steepest: `size` times the direction, in L2 times the unit vector."""
-        if self.ends is None:
-            return self.ball.project(self.ball.step(x, direction, size), self.clean)
+        """`project` of x + size · direction, for directions in units of a pixel (Linf)."""
+        assert self.ends is not None
         return torch.clamp(x + size * direction, *self.ends)
 
     def move(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:

@@ -9,7 +9,8 @@ the last one. It is also halved for a unit that kept its η there and has not im
 its best iterate. Its momentum still uses the iterate before the current one. There is no step length to choose, and the
 best iterate is kept.
 
-Adam (Kingma and Ba, ICLR 2015) steps along a running mean of the gradient, pixel by pixel in units of its running size.
+Adam (Kingma and Ba, ICLR 2015) steps along a running mean of the gradient, pixel by pixel in units of its running size;
+in L2 along the mean itself.
 Momentum (Dong et al., CVPR 2018) adds up gradients, each in units of its mean size, and takes the steepest step along
 the sum. The nearest items of a list change from step to step, and the gradient jumps. Signed steps follow every jump
 and end in corners of the ball; a mean crosses such edges. Both find perturbations that signed steps miss.
@@ -273,11 +274,10 @@ def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
         out.work += len(active) * x.shape[1]
         # In units of its size: objectives have any scale, and Adam's squares must stay in the range of fp32.
         gradient = gradient / gradient.flatten(1).abs().mean(1).clamp(min=torch.finfo(x.dtype).tiny).reshape(wide)
-        if budget.rule == "momentum":
-            mean = mean + gradient
+        mean = mean + gradient if budget.rule == "momentum" else FADES[0] * mean + (1 - FADES[0]) * gradient
+        if budget.rule == "momentum" or ball.norm == "l2":  # sizes by pixel would turn an L2 step away from its optimum
             here = region.move(here.detach(), mean, budget.length(step))
         else:
-            mean = FADES[0] * mean + (1 - FADES[0]) * gradient
             square = FADES[1] * square + (1 - FADES[1]) * gradient.square()
             slope = (mean / (1 - FADES[0] ** (step + 1))) / ((square / (1 - FADES[1] ** (step + 1))).sqrt() + SMALL)
             here = region.along(here.detach(), slope, budget.length(step))

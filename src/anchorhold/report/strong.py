@@ -16,7 +16,10 @@ def tables_of(audit: Mapping[str, Any]) -> dict[str, list[list[str]]]:
     after, forms = strong.get("after") or {}, strong.get("realisable") or {}
     found: dict[str, list[list[str]]] = {}
     if after:
-        members = list(dict.fromkeys(name for each in after.values() for name in each))
+        known = strong.get("members")
+        order = ["standard", *(known if isinstance(known, list) else [])]
+        used = dict.fromkeys(name for each in after.values() for name in each)
+        members = [name for name in order if name in used] + [name for name in used if name not in order]
         named = {{"recall": "R@1", "ES": "ES:D"}.get(goal, goal): each for goal, each in after.items()}
         rows = [[name, *(_said(name, number(each.get(member))) for member in members)] for name, each in named.items()]
         found["After each member"] = [["goal", *members], *rows]
