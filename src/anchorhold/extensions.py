@@ -17,7 +17,17 @@ from typing import Any
 
 from .errors import AnchorholdError, ModelError, RunError, lacks_memory, nearest
 
-__all__ = ["RECORD", "USER", "Origin", "code_named_in", "imported", "kind_of", "reason_of", "searched_here"]
+__all__ = [
+    "RECORD",
+    "USER",
+    "Origin",
+    "code_named_in",
+    "imported",
+    "kind_of",
+    "names_code",
+    "reason_of",
+    "searched_here",
+]
 
 _CODE = re.compile(r"(?!timm:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME means weights
 
@@ -40,6 +50,15 @@ class Origin:
 
 USER = Origin()
 RECORD = Origin("a record")  # an unknown record, of which the user repeated no name
+
+
+def names_code(text: str) -> bool:
+    """Whether a text has the form `module:thing`.
+
+    >>> names_code("mine:birds"), names_code("folder"), names_code("timm:resnet18")
+    (True, False, False)
+    """
+    return _CODE.fullmatch(text) is not None
 
 
 def code_named_in(tree: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..attacks.goal import ProtocolName, Scene
 from ..attacks.label import LabelAttack
 from ..attacks.own import maker_of
-from ..attacks.run import attack, budget_named
+from ..attacks.run import attack
 from ..columns import pixel_fraction
 from ..console import Report, Silent
 from ..data.splits import Split
@@ -24,7 +24,7 @@ from ..model.wrap import as_victim
 from ..random import Key
 from ..runs.writing import atomic
 from .inputs import Data, Material, prepare
-from .plan import AuditSettings
+from .plan import AuditSettings, effort
 from .standard import NEIGHBOURS, shown_lists, to_bytes
 
 __all__ = ["Single", "attack_one"]
@@ -88,7 +88,7 @@ def attack_one(
 
     `label` names the class of a file that is not in the gallery. The budget is named as in `audit`.
     """
-    ball, pgd = budget_named(budget, eps, alpha, steps)
+    ball, pgd = effort(method, budget, eps, alpha, steps)
     settings = AuditSettings(
         eps=ball.eps, alpha=pgd.alpha, steps=pgd.steps, method=method, seed=seed, batch=batch, start=pgd.start
     )

@@ -8,14 +8,14 @@ from ..attacks.goal import Goal
 from ..attacks.menu import ATTACKS
 from ..attacks.own import maker_of
 from ..attacks.recall import EmbeddingShift
-from ..attacks.run import fgsm
+from ..attacks.run import budget_named, fgsm
 from ..errors import check
 from ..perturb.ball import Ball
 from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
 from ..perturb.settings import Budget, Start
 
-__all__ = ["NINE", "AttackRun", "AuditSettings", "runs_of"]
+__all__ = ["NINE", "AttackRun", "AuditSettings", "effort", "runs_of"]
 
 NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 
@@ -52,7 +52,7 @@ class AuditSettings:
     limit: int = 1000
     eps: float = 8 / 255
     alpha: float = 3 / 255
-    steps: int = 32
+    steps: int = 32  # of PGD, or iterations of C&W
     method: Literal["pgd", "fgsm", "cw"] = "pgd"
     seed: int = 0
     batch: int = 128
@@ -107,8 +107,22 @@ class AuditSettings:
     @property
     def budget(self) -> Budget:
         if self.method == "cw":
-            return Budget(CW_STEPS if self.steps else 0)
+            return Budget(self.steps)
         return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
+
+
+def effort(method: str, budget: str, eps: float | None, alpha: float | None, steps: int | None) -> tuple[Ball, Budget]:
+    """The ball and budget of a method; what it does not use is refused.
+
+    C&W takes `steps` iterations, 50 as in ADML unless they are given, and has no step size. FGSM is one step of ε.
+    """
+    named = {"cw": "C&W", "fgsm": "FGSM"}.get(method)
+    if named is None:
+        return budget_named(budget, eps, alpha, steps)
+    check(alpha is None, f"{named} has no step size: leave out alpha, or use the method pgd")
+    check(method == "cw" or steps in (None, 1), "FGSM is one step of length ε: leave out steps, or use the method pgd")
+    ball, pgd = budget_named(budget, eps)
+    return ball, replace(pgd, steps=pgd.steps if method == "fgsm" else CW_STEPS if steps is None else steps)
 
 
 def runs_of(

@@ -31,6 +31,13 @@ class Commands(TyperGroup):
         with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None if it is closed, e.g. by >&-
             return super().main(*args, **kwargs)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:  # while help is drawn, or before a command begins
+            Console().say("stopped")
+            raise typer.Exit(130) from None
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--debug" in args:  # accepted anywhere on the command line
             args = ["--debug", *(word for word in args if word != "--debug")]
@@ -93,16 +100,18 @@ app = _App(
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
-Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
+Data = Annotated[
+    str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, a CSV, or module:function")
+]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training classes, not on the test split")]
 Budget = Annotated[
     str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
 ]
 Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; overrides the budget's ε")]
-Alpha = Annotated[str, typer.Option(help="Step size, e.g. 1/255; overrides the budget's α")]
-Steps = Annotated[int | None, typer.Option(help="Number of PGD steps; overrides the budget's")]
-Method = Annotated[str, typer.Option(help="pgd, fgsm or cw (C&W, 50 iterations)")]
+Alpha = Annotated[str, typer.Option(help="Step size of PGD, e.g. 1/255; overrides the budget's α")]
+Steps = Annotated[int | None, typer.Option(help="Number of PGD steps or C&W iterations; overrides the budget's")]
+Method = Annotated[str, typer.Option(help="pgd, fgsm (one step of ε) or cw (C&W, 50 iterations)")]
 Mean = Annotated[str, typer.Option(help="Channel means for your own module, e.g. .485,.456,.406")]
 Std = Annotated[str, typer.Option(help="Channel standard deviations for your own module, e.g. .229,.224,.225")]
 Size = Annotated[str, typer.Option(help="Input size of the model: SIDE or HEIGHT,WIDTH")]
@@ -111,6 +120,9 @@ Crop = Annotated[int | None, typer.Option(help="Then centre-crop to this square;
 Classes = Annotated[
     str,
     typer.Option(help="For a folder or CSV that the model was trained on: unseen (only its test classes) or all"),
+]
+Track = Annotated[
+    list[str], typer.Option(metavar="NAME", help="Track every epoch: tensorboard, or module:thing of yours; repeatable")
 ]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable")]
 

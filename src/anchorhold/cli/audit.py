@@ -120,6 +120,7 @@ def audit(
     print(f"report page: {out / 'page.html'}")
     if strength == "strong":
         at = (f" --root {root}" if root is not None else "") + (f" --held-out {held_out}" if held_out else "")
+        at += "".join(f" --allow {name}" for name in chosen or () if ":" in name)
         print(f"receipts: {out / 'receipts'}; to check: `anchorhold verify {out} --model {model} --data {data}{at}`")
 
 

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Device, Mean, Set, Size, Std, app, model_of
+from .app import Device, Mean, Set, Size, Std, Track, app, model_of
+
+if TYPE_CHECKING:
+    from ..data.splits import Dataset
 
 
 @app.command()
@@ -48,7 +51,10 @@ def _gaussians(seed: int, out: Path, side: int | None) -> None:
 
 @app.command()
 def train(
-    data: Annotated[str, typer.Argument(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")],
+    data: Annotated[
+        str,
+        typer.Argument(help="cub, cars, sop, inshop, digits, …, a folder of class folders, a CSV, or module:function"),
+    ],
     root: Annotated[Path | None, typer.Option(help="Folder of the data set")] = None,
     recipe: Annotated[
         str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: hm-lga")
@@ -66,6 +72,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Same as --set train.seed=N")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="Unreadable images: fail or skip")] = None,
     set_: Set = [],  # noqa: B006
+    track: Track = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
     """Train a robust embedding model; settings, metrics and weights go into a run folder."""
@@ -87,15 +94,16 @@ def train(
     _put(changes, "train", "seed", seed)
     _put(changes, "data", "on_bad_image", on_bad_image)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
-    _put_data(changes, data, root)
+    changes, images = _with_own_data(_put_data(changes, data, root))
     settings = settings_from(published.recipe if published else recipe or "hm-lga", changes)
     if published is not None:
         check_row(published, settings)
         row = published.id
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
-    images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
+    images = images or dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     own = model_of(model, mean, std, size) if model else None
-    run = fit(own, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
+    how: dict[str, Any] = {"out": out or "", "row": row or "", "device": device, "callbacks": track}
+    run = fit(own, images, settings=settings, report=Console(), **how)
     if published is not None and published.data == settings.data.name:
         numbers = [f"{name} {published.published[name]:.1f}" for name in ("R@1", "ERS") if name in published.published]
         print(f"{row}: the paper reports {', '.join(numbers) or published.note}")
@@ -113,6 +121,7 @@ def resume(
     allow: Annotated[
         list[str], typer.Option(metavar="MODULE:THING", help="Code named in run.json that you trust; repeatable")
     ] = [],  # noqa: B006
+    track: Track = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
     """Resume a training that was stopped or killed."""
@@ -120,7 +129,7 @@ def resume(
     from ..training.fit import resume as resume_run
 
     own = model_of(model, mean, std, size) if model else None
-    _finished(resume_run(run, model=own, root=root, device=device, report=Console(), allow=allow).path)
+    _finished(resume_run(run, model=own, root=root, device=device, report=Console(), allow=allow, callbacks=track).path)
 
 
 def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
@@ -130,7 +139,7 @@ def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
         branch[key] = value
 
 
-def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
+def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> dict[str, Any]:
     """Set data.name and data.root from DATA and --root; refuse a --set that contradicts them."""
     from ..data.datasets import DATASETS
     from ..errors import check
@@ -145,6 +154,19 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
     check(not (folder and placed), f"{data} is the {name} itself; leave out --root and data.root")
     _put(tree, "data", "name", name)
     _put(tree, "data", "root", data if folder else root and str(root))
+    return tree
+
+
+def _with_own_data(changes: dict[str, Any]) -> "tuple[dict[str, Any], Dataset | None]":
+    """A data set of the user's is loaded before the settings: what it holds decides whether images are resized."""
+    from ..data.own import is_own
+    from ..training.fit import data_from, with_data
+
+    section = changes.get("data")
+    if not isinstance(section, dict) or not is_own(section.get("name")):
+        return changes, None
+    images = data_from(section["name"], section)
+    return with_data(changes, images), images
 
 
 def _finished(path: Path) -> None:
