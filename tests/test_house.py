@@ -112,6 +112,8 @@ PUBLIC = {
     "metrics.py evaluate",
     "model/embedder.py Embedder.__init__",
     "training/fit.py fit",
+    "training/fit.py resume",
+    "training/sweep.py sweep",
     "triplets.py mine",
 }
 

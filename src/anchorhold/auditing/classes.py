@@ -44,8 +44,8 @@ def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen",
     """
     check(classes in ("unseen", "all"), f"classes {classes!r}; there are: unseen, all")
     known = [trained for trained in map(_trained_on, models) if trained is not None]
-    data = dataset(data) if is_own(data) else data
-    place = Path(data).expanduser() if isinstance(data, str | Path) and str(data) not in DATASETS else None
+    data = dataset(data) if is_own(data) or (isinstance(data, str) and data in DATASETS) else data
+    place = Path(data).expanduser() if isinstance(data, str | Path) else None
     if place is not None and _whole(place):
         name = place.resolve().name
         own = next((own for own in (_cut_as(place, trained) for trained in known) if own is not None), None)

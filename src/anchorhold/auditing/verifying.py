@@ -24,7 +24,7 @@ from ..console import Report, Silent, shown
 from ..data.datasets import dataset
 from ..data.splits import Dataset
 from ..device import device_named, living_on, precise
-from ..errors import DataError, RunError, check
+from ..errors import DataError, RunError, brief, check
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
 from ..model.preprocessing import preprocessing_of
@@ -279,8 +279,8 @@ def _maker(place: Path, how: Mapping[str, Any], makers: Mapping[str, Maker]) -> 
         code = how.get("code")
         told = f" ({shown(code)})" if isinstance(code, str) else ""
         raise RunError(
-            f"{place / 'receipts.json'} has an attack that is not ours, {shown(attack)}{told}, and code named in a "
-            "file is not run; if you trust it, name it yourself: anchorhold verify … --allow module:thing"
+            f"{place / 'receipts.json'}: no attack is called {brief(attack)} here{told}, and code named in a file is "
+            "not run; if you trust it, name it yourself: anchorhold verify … --allow module:thing"
         )
     return partial(goal_named, attack)
 

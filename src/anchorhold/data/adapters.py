@@ -1,6 +1,7 @@
 """Data in whatever form you have them, as splits and data sets.
 
-    (images, labels)            tensors or arrays: bytes in either order of axes, floats in [0, 1] as (N, C, H, W)
+    (images, labels)            tensors or arrays: bytes in either order of axes, floats in [0, 1] as (N, C, H, W);
+                                grey images may be (N, H, W)
     a torch Dataset             items (image, label): a tensor, an array or a PIL image, and a number or a name
     a DataLoader                the same from its data set, in that order; of a stream, as it comes
     a Hugging Face split        a column of images and one of labels, in any format
@@ -158,6 +159,7 @@ def _in_order(loader: "DataLoader[Any]") -> bool:
 def in_memory(images: Any, labels: Any, name: str, names: Sequence[str] | None = None) -> Split:
     """(images, labels) as a split; `names` are those of numbered classes."""
     pixels = torch.as_tensor(images)
+    pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels  # grey, without an axis for it
     numbers, classes = _numbered(labels, names)
     if pixels.ndim != 4 or numbers.ndim != 1 or len(pixels) != len(numbers):
         raise DataError(
