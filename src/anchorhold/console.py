@@ -156,7 +156,11 @@ class Console:
                 rate = (done - first) / max(time.monotonic() - begun, 1e-9)
                 progress.update(task, completed=done, rate=f"{rate:.1f}/s" if rate else "", note=visible(note))
 
-            yield advance
+            try:
+                yield advance
+            finally:
+                if notebook:  # there rich leaves the last state undrawn
+                    progress.refresh()
 
     def _lines(self, name: str, total: int, first: int) -> Advance:
         begun = printed = time.monotonic()
