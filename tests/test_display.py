@@ -122,7 +122,9 @@ def test_a_run_shows_its_epochs(tmp_path: Path) -> None:
     info = {"status": "done", "settings": {"recipe": "natural", "train": {"epochs": 12}}}
     run = Run.create(tmp_path / "run", info)
     for epoch in range(1, 13):
-        run.append({"step": 3 * epoch, "epoch": epoch, "loss": 1 / epoch, **({"r1": 40.0 + epoch} if epoch % 2 == 0 else {})})
+        run.append(
+            {"step": 3 * epoch, "epoch": epoch, "loss": 1 / epoch, **({"r1": 40.0 + epoch} if epoch % 2 == 0 else {})}
+        )
     rows = checked(run).rows
     assert rows[0] == ["epoch", "loss", "r1"] and rows[1][0] == "…" and rows[-1] == ["12", "0.08333", "52"]
     assert len(rows) == 10  # a head, the dots, and eight epochs
@@ -165,7 +167,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process as a Jupyter kernel, without IPython."""
     shell = type("ZMQInteractiveShell", (), {})()
     monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
-    yield
+    return
 
 
 def work(console: Console, until: int = 3) -> None:

@@ -23,7 +23,9 @@ NAMES = [WORDS[label] for label in LABELS.tolist()]
 def pictures(seed: int = 0) -> Tensor:
     """Stripes of another width for each class, with noise."""
     noise = torch.rand(len(LABELS), 1, 8, 8, generator=torch.Generator().manual_seed(seed))
-    stripes = (torch.arange(8) // (LABELS[:, None] % 3 + 1) % 2)[:, None, None, :] * (1 + LABELS[:, None, None, None] // 3)
+    stripes = (torch.arange(8) // (LABELS[:, None] % 3 + 1) % 2)[:, None, None, :] * (
+        1 + LABELS[:, None, None, None] // 3
+    )
     return (stripes / 4 + noise / 3).clamp(0, 1)
 
 

@@ -157,7 +157,9 @@ def test_on_the_command_line(here: Path, monkeypatch: pytest.MonkeyPatch, capsys
     code, _, err = told(monkeypatch, capsys, "resume", str(out), "--device", "cpu", "--allow", "flock:birds")
     assert code == 0, err
     varied = ["sweep", "flock:birds", *QUICK[:2], *QUICK[4:-4], "--vary", "train.seed=0,1", "--out", "swept"]
-    code, _, err = told(monkeypatch, capsys, *varied, "--set", "model.weights=", "--set", "train.epochs=1", "--no-audit")
+    code, _, err = told(
+        monkeypatch, capsys, *varied, "--set", "model.weights=", "--set", "train.epochs=1", "--no-audit"
+    )
     assert code == 0, err
     assert {path.name for path in (here / "swept").iterdir() if path.is_dir()} == {"train.seed=0", "train.seed=1"}
 
@@ -172,7 +174,7 @@ def test_pictures_of_a_data_set_of_yours_are_resized_as_the_recipe_says(here: Pa
 
 def test_a_folder_with_a_colon_in_its_name_is_a_folder(here: Path) -> None:
     (here / "flock:birds").mkdir()
-    with pytest.raises(DataError, match="has 0 classes|no images|no class"):
+    with pytest.raises(DataError, match=r"has 0 classes|no images|no class"):
         ah.dataset("flock:birds")
     with pytest.raises(SettingsError, match="no data set or folder 'flock'"):
         ah.dataset("flock")
