@@ -52,7 +52,7 @@ def pull(step: Step, settings: PullSettings) -> Iterator[Tensor]:  # a defence: 
 
 @dataclass(frozen=True, kw_only=True)
 class Centre(RecallGoal):  # an attack: move a query to the middle of the gallery, where all look alike
-    name: ClassVar[str] = "centre"  # type: ignore[misc]
+    name: ClassVar[str] = "centre"
     kept: ClassVar[str | None] = "centre"  # what is measured: R@1, as in every RecallGoal
 
     def objective(self, scene: Scene, ids: Tensor, targets: Tensor | None) -> ah.Objective:

@@ -7,7 +7,6 @@ import io
 import json
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +162,10 @@ def test_what_was_found_is_a_table() -> None:
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process as a Jupyter kernel, without IPython."""
     shell = type("ZMQInteractiveShell", (), {})()
     monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
-    return
 
 
 def work(console: Console, until: int = 3) -> None:

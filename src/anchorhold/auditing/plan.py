@@ -121,8 +121,8 @@ def effort(method: str, budget: str, eps: float | None, alpha: float | None, ste
         return budget_named(budget, eps, alpha, steps)
     check(alpha is None, f"{named} has no step size: leave out alpha, or use the method pgd")
     check(method == "cw" or steps in (None, 1), "FGSM is one step of length ε: leave out steps, or use the method pgd")
-    ball, pgd = budget_named(budget, eps)
-    return ball, replace(pgd, steps=pgd.steps if method == "fgsm" else CW_STEPS if steps is None else steps)
+    ball, _ = budget_named(budget, eps)
+    return ball, fgsm(ball) if method == "fgsm" else Budget(CW_STEPS if steps is None else steps, 0.0)
 
 
 def runs_of(
