@@ -22,8 +22,9 @@ def _half_imported(module: object) -> bool:
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
-# Not in a process that ignores Ctrl-C, such as a background job, and not where somebody has a handler already.
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler and "anchorhold.cli.main" not in sys.modules:
+_program = __name__ == "__main__" or os.path.basename(sys.argv[0]).startswith("anchorhold")
+# Not where this is only imported, nor in a background job, which ignores Ctrl-C, nor where there is a handler already.
+if _program and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupted)
 
 

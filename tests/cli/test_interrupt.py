@@ -68,6 +68,8 @@ def test_the_command_starts_where_the_signal_is_caught() -> None:
 
     about = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     assert about["project"]["scripts"]["anchorhold"] == "anchorhold.__main__:main"
-    code = "import sys; before = set(sys.modules); import anchorhold.__main__; print(len(set(sys.modules) - before))"
+    code = "import signal, sys; before = set(sys.modules); import anchorhold.__main__"
+    code += "; print(len(set(sys.modules) - before), signal.getsignal(2) is signal.default_int_handler)"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 25  # little is imported before it
+    count, untouched = done.stdout.split()
+    assert int(count) < 25 and untouched == "True"  # little is imported before it, and an import changes nothing

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import anchorhold as ah
 from anchorhold.data.adapters import dataset_from, split_from
+from anchorhold.errors import RunError
 from tests.hub import HubSplit, Value, hub_split
 from tests.hub import Image as HubImage
 
@@ -151,6 +152,19 @@ def test_a_mapping_of_parts_is_taken_by_both(tmp_path: Path) -> None:
     for model in (ah.load(run.path), ah.Embedder("small", 8, channels=1, size=8)):  # with and without a record
         found = ah.audit(model, data, **AUDIT)
         assert found.data["classes"] == 5 and not found.notes
+
+
+@pytest.mark.medium
+def test_folders_that_are_given_as_parts_are_given_again_to_resume(tmp_path: Path) -> None:
+    data = {part: folder(tmp_path / part) for part in ("train", "test")}
+    overrides = SHORT | {"data": {"flip": False, "resize": 8, "crop": 8}}
+    run = ah.fit(None, data, "natural", tmp_path / "run", overrides=overrides, device="cpu")
+    record = run.path / "run.json"
+    record.write_text(record.read_text().replace('"status": "done"', '"status": "training"'))
+    with pytest.raises(RunError, match="give the same again"):
+        ah.resume(run.path, device="cpu")
+    assert ah.resume(run.path, data=data, device="cpu").read_json()["status"] == "done"
+    assert ah.audit(ah.load(run.path), data, **AUDIT).data["classes"] == 10
 
 
 @pytest.mark.medium

@@ -208,6 +208,17 @@ def test_killed_and_resumed_nothing_is_missing_and_nothing_is_there_twice(
     assert len(list((out / FOLDER).iterdir())) == 1
 
 
+def test_a_link_in_the_place_of_its_folder_is_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "mine"
+    elsewhere.mkdir()
+    (elsewhere / "events.out.tfevents.1").write_text("mine")
+    run = Run.create(tmp_path / "run", {"status": "training"})
+    (run.path / FOLDER).symlink_to(elsewhere)
+    with pytest.raises(RunError, match="symbolic link"):
+        TensorBoard().on_start(run)
+    assert (elsewhere / "events.out.tfevents.1").read_text() == "mine"
+
+
 def test_without_tensorboard_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.split(".")[0] == "tensorboard" or "utils.tensorboard" in each]:
         monkeypatch.delitem(sys.modules, name)

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from ..columns import NOT_PERCENT, pixel_fraction
+from ..console import shown
 from ..display import html_table
 from ..report.curve import shown_lines
 from .outcomes import ColumnValue, Outcome, Score
@@ -64,7 +65,7 @@ def line_of(audit: "Audit") -> str:
             first = next(iter(outcome.columns.items()))  # type: ignore[assignment]
         told += [f"{first[0]} {number_in_words(first[1], first[0])} ({protocol})"] if first else []
     flags = f", {len(audit.flags)} flag{'s' * (len(audit.flags) > 1)}" if audit.flags else ""
-    return f"<Audit of {audit.model['kind']} on {_where(audit)}: {', '.join(told)}{flags}>"
+    return shown(f"<Audit of {audit.model['kind']} on {_where(audit)}: {', '.join(told)}{flags}>")
 
 
 def _where(audit: "Audit") -> str:

@@ -128,6 +128,8 @@ def _meant(data: Data, told: Mapping[str, Any], victim: nn.Module) -> Data:
     if not isinstance(data, str | Path | Dataset):
         side = preprocessing_of(victim).told(told.get("resize"), told.get("crop")).resize
         part = part_of(data, (victim,), side=side).data
+        if part is data:
+            return data
         query = splits_of(part, side)[0]
         return part if query.has_fingerprint(told["data"]["query"]["fingerprint"]) else data
     kind = {"folder/test": "folder", "csv/test": "csv"}.get(str(told["data"]["query"].get("name")))

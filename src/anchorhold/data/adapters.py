@@ -30,7 +30,7 @@ from .splits import Dataset, Split
 
 __all__ = ["IN_MEMORY", "Given", "dataset_from", "split_from"]
 
-IN_MEMORY = ("memory", "pictures")  # what data sets are called that no file names
+IN_MEMORY = ("memory", "pictures", "files")  # what data sets are called to which no name leads again
 
 _CHANNELS = (1, 3)
 _IMAGES, _LABELS = ("image", "img", "pixel_values"), ("label", "labels", "fine_label", "class", "target")

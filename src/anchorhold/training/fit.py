@@ -233,7 +233,7 @@ def _resumed_data(
     """The data of a run: found again by name and root, or given again."""
     wanted = settings.data
     if data is None and wanted.name in IN_MEMORY:
-        raise RunError(f"{run.path} was given its data in memory: give the same again, ah.resume(…, data=…)")
+        raise RunError(f"{run.path} was given its data by hand: give the same again, ah.resume(…, data=…)")
     if data is None and not is_own(wanted.name):
         return dataset(wanted.name, root or wanted.root or None, held_out=wanted.held_out)
     given, place = (wanted.name, root or wanted.root or None) if data is None else (data, None)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import SettingsError
+from ..errors import RunError, SettingsError
 from ..runs.fields import number
 from ..runs.folder import Run
 
@@ -36,6 +36,8 @@ class TensorBoard:
     def on_start(self, run: Run) -> None:
         """Write the rows that the run has already, in place of older event files."""
         folder = run.path / FOLDER
+        if folder.is_symlink():  # in a folder of somebody else it may lead anywhere
+            raise RunError(f"{folder} is a symbolic link: remove it")
         for old in sorted(folder.glob("events.out.tfevents.*")):
             _remove(old)
         # purge_step: a TensorBoard that is open forgets what it read from the older files.
