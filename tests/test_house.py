@@ -113,6 +113,8 @@ PUBLIC = {
     "model/embedder.py Embedder.__init__",
     "training/estimating.py estimate",
     "training/fit.py fit",
+    "training/fit.py resume",
+    "training/sweep.py sweep",
     "triplets.py mine",
 }
 

@@ -98,7 +98,7 @@ def test_the_metadata_say_what_pyproject_says(installed: Path) -> None:
     metadata = message_from_string((about / "METADATA").read_text(encoding="utf-8"))
     assert (metadata["Name"], metadata["Version"]) == ("anchorhold", __version__)
     assert metadata["License-Expression"] == "Apache-2.0" and metadata["Requires-Python"] == ">=3.11"
-    assert "anchorhold = anchorhold.cli.main:main" in (about / "entry_points.txt").read_text(encoding="utf-8")
+    assert "anchorhold = anchorhold.__main__:main" in (about / "entry_points.txt").read_text(encoding="utf-8")
 
 
 def test_the_installed_copy_runs_without_the_source(installed: Path, tmp_path: Path) -> None:

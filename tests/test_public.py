@@ -14,6 +14,8 @@ PUBLIC = [
     "Ascent",
     "Ball",
     "Budget",
+    "Callback",
+    "Console",
     "Dataset",
     "Embedder",
     "Objective",

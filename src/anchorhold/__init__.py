@@ -3,14 +3,15 @@
 The public names are loaded when they are first used, so `import anchorhold` costs next to nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 from .version import __version__
 
+TYPE_CHECKING = False  # typing takes a while to import, in which Ctrl-C would be a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from .auditing.run import audit
     from .config.listing import list_settings
+    from .console import Console
     from .data.datasets import dataset
     from .data.splits import Dataset, Split
     from .errors import AnchorholdError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .perturb.problem import Ascent, Objective, Problem
     from .perturb.settings import Budget, Threat
     from .scores import ars, ers
+    from .training.callbacks import Callback
     from .training.estimating import estimate
     from .training.fit import fit, resume
 
@@ -34,6 +36,8 @@ _PLACES = {
     "Ascent": ("perturb.problem", "Ascent"),
     "Ball": ("perturb.ball", "Ball"),
     "Budget": ("perturb.settings", "Budget"),
+    "Callback": ("training.callbacks", "Callback"),
+    "Console": ("console", "Console"),
     "Dataset": ("data.datasets", "Dataset"),
     "Embedder": ("model.embedder", "Embedder"),
     "Objective": ("perturb.problem", "Objective"),
@@ -62,6 +66,8 @@ __all__ = [
     "Ascent",
     "Ball",
     "Budget",
+    "Callback",
+    "Console",
     "Dataset",
     "Embedder",
     "Objective",
@@ -87,7 +93,9 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
     if name not in _PLACES:
         raise AttributeError(f"module 'anchorhold' has no attribute {name!r}")
     module, attribute = _PLACES[name]

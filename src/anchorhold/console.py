@@ -1,13 +1,15 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere."""
+"""Progress of long work: a bar on a terminal or in a notebook, plain lines elsewhere."""
 
+import builtins
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol, TextIO
 
-__all__ = ["Console", "Patient", "Report", "Silent", "Visible", "duration", "shown", "visible"]
+__all__ = ["Console", "Patient", "Report", "Silent", "Visible", "duration", "in_notebook", "shown", "visible"]
 
 Advance = Callable[[int, str], None]
 
@@ -89,26 +91,51 @@ class Patient:
         return getattr(self.stream, name)
 
 
+def in_notebook() -> bool:
+    """Whether a Jupyter kernel runs this process; a terminal with IPython is a terminal."""
+    shell = getattr(builtins, "get_ipython", None)  # IPython puts it there
+    kind = type(shell()) if callable(shell) else type(None)
+    return kind.__name__ == "ZMQInteractiveShell" or "google.colab" in kind.__module__
+
+
+def _has_widgets() -> bool:
+    """Whether a notebook can draw a bar: rich needs ipywidgets for it."""
+    try:
+        return all(name in sys.modules or find_spec(name) is not None for name in ("IPython", "ipywidgets"))
+    except ValueError:  # a module without a spec
+        return False
+
+
 class Console:
-    """Shows everything, on standard error, so that results can be piped."""
+    """Shows messages and progress: `ah.fit(…, report=ah.Console())`, and the same for `resume` and `audit`.
+
+    On a terminal and in Jupyter it draws a bar with rate and time left. Elsewhere it prints plain lines, and so it does
+    in Jupyter without ipywidgets. Everything goes to standard error, so that results can be piped; in a notebook it
+    goes below the cell.
+    """
 
     EVERY = 10.0  # seconds between plain lines
 
     def say(self, text: str) -> None:
-        stream = sys.stderr or sys.stdout  # None if it is closed, e.g. by 2>&-
+        """Show one line."""
+        first, second = (sys.stdout, sys.stderr) if in_notebook() else (sys.stderr, sys.stdout)
+        stream = first or second  # None if it is closed, e.g. by 2>&-
         if stream is not None:
             Patient(stream).write(f"{visible(text)}\n")
 
     @contextmanager
     def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
-        if sys.stderr is not None and sys.stderr.isatty():
-            with self._bar(name, total, done) as advance:
+        """A bar where one can be drawn, else lines; `done` is the amount at the start."""
+        notebook = in_notebook()
+        drawn = _has_widgets() if notebook else sys.stderr is not None and sys.stderr.isatty()
+        if drawn:
+            with self._bar(name, total, done, notebook) as advance:
                 yield advance
         else:
             yield self._lines(name, total, done)
 
     @contextmanager
-    def _bar(self, name: str, total: int, first: int) -> Iterator[Advance]:
+    def _bar(self, name: str, total: int, first: int, notebook: bool) -> Iterator[Advance]:
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -120,15 +147,20 @@ class Console:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        with Progress(*columns, console=Terminal(stderr=True)) as progress:
-            task = progress.add_task(name, total=total, rate="", note="")
+        where = Terminal(force_jupyter=True) if notebook else Terminal(stderr=True)
+        with Progress(*columns, console=where) as progress:
+            task = progress.add_task(name, total=total, completed=first, rate="", note="")
             begun = time.monotonic()
 
             def advance(done: int, note: str = "") -> None:
                 rate = (done - first) / max(time.monotonic() - begun, 1e-9)
                 progress.update(task, completed=done, rate=f"{rate:.1f}/s" if rate else "", note=visible(note))
 
-            yield advance
+            try:
+                yield advance
+            finally:
+                if notebook:  # there rich leaves the last state undrawn
+                    progress.refresh()
 
     def _lines(self, name: str, total: int, first: int) -> Advance:
         begun = printed = time.monotonic()

@@ -17,7 +17,18 @@ from typing import Any
 
 from .errors import AnchorholdError, ModelError, RunError, lacks_memory, nearest
 
-__all__ = ["RECORD", "USER", "Origin", "code_named_in", "imported", "is_hub", "kind_of", "reason_of", "searched_here"]
+__all__ = [
+    "RECORD",
+    "USER",
+    "Origin",
+    "code_named_in",
+    "imported",
+    "is_hub",
+    "kind_of",
+    "names_code",
+    "reason_of",
+    "searched_here",
+]
 
 _CODE = re.compile(r"(?!timm:|hf:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME and hf:owner/name mean weights
 
@@ -56,6 +67,15 @@ def is_hub(name: object) -> bool:
     (True, False)
     """
     return isinstance(name, str | os.PathLike) and str(name).startswith("hf:")
+
+
+def names_code(text: str) -> bool:
+    """Whether a text has the form `module:thing`.
+
+    >>> names_code("mine:birds"), names_code("folder"), names_code("timm:resnet18")
+    (True, False, False)
+    """
+    return _CODE.fullmatch(text) is not None
 
 
 def code_named_in(tree: Any) -> Iterator[str]:

@@ -48,6 +48,7 @@ QUICK: dict[str, Any] = {
     "device": "cpu",
     "resamples": 99,
 }
+FGSM: dict[str, Any] = {"method": "fgsm", "steps": None, "alpha": None}  # it has neither
 
 
 RUNS = 12  # that the nine attacks take in both protocols: ES, LTM and GTM have two each
@@ -193,7 +194,7 @@ def test_the_batch_size_changes_nothing(audited: Audit, model: Embedder, digits:
             assert other.protocols[protocol].columns[name].initial == pytest.approx(column.initial, abs=1e-6)
 
 
-@pytest.mark.parametrize("still", [{"eps": 0.0}, {"steps": 0}, {"eps": 0.0, "method": "fgsm"}])
+@pytest.mark.parametrize("still", [{"eps": 0.0}, {"steps": 0}, {"eps": 0.0, **FGSM}])
 def test_an_attack_that_may_not_move_gives_the_clean_values(model: Embedder, digits: Split, still: Any) -> None:
     found = ah.audit(model, digits, **{**QUICK, **still})
     for protocol, outcome in found.protocols.items():
@@ -206,7 +207,7 @@ def test_an_attack_that_may_not_move_gives_the_clean_values(model: Embedder, dig
 
 def test_fgsm_is_one_step_of_the_whole_radius(model: Embedder, digits: Split) -> None:
     chosen = {**QUICK, "attacks": ["TMA"], "protocols": "corrected"}
-    one = ah.audit(model, digits, **{**chosen, "method": "fgsm"})
+    one = ah.audit(model, digits, **{**chosen, **FGSM})
     same = ah.audit(model, digits, **{**chosen, "steps": 1, "alpha": 0.1})
     assert numbers(one)["protocols"] == numbers(same)["protocols"]
     assert one.protocols["corrected"].ers is None and "ERS" not in str(one)
@@ -215,7 +216,9 @@ def test_fgsm_is_one_step_of_the_whole_radius(model: Embedder, digits: Split) ->
 
 def test_published_es_d_is_left_out_where_no_step_is_the_last_but_one(model: Embedder, digits: Split) -> None:
     """C&W keeps its best iterate. One step early it would be the corrected ES:D again, under another name."""
-    found = ah.audit(model, digits, **{**QUICK, "attacks": ["ES", "TMA"], "method": "cw", "examine": None})
+    found = ah.audit(
+        model, digits, **{**QUICK, "attacks": ["ES", "TMA"], "method": "cw", "alpha": None, "examine": None}
+    )
     published, corrected = (found.protocols[name].columns for name in ("published", "corrected"))
     assert published.keys() == {"ES:R", "TMA"} and corrected.keys() == {"ES:D", "ES:R", "TMA"}
     assert any("ES:D" in note and "C&W" in note for note in found.notes)
@@ -662,7 +665,7 @@ def test_stopped_between_starts_it_goes_on_and_more_starts_may_be_added(
 
 
 def test_fgsm_has_one_start_under_any_budget(model: Embedder, digits: Split) -> None:
-    quick = {**QUICK, "attacks": ["nearest"], "method": "fgsm", "eps": None, "examine": None}
+    quick = {**QUICK, "attacks": ["nearest"], **FGSM, "eps": None, "examine": None}
     one = ah.audit(model, digits, **{**quick, "threat": "adml"})
     same = ah.audit(model, digits, **{**quick, "eps": 0.01})
     assert one.settings == same.settings and one.settings["start"] == "zero"
@@ -726,7 +729,7 @@ def _images(count: int = 40, classes: int = 4) -> tuple[Tensor, Tensor]:
         (_Net(), lambda: (_images()[0] * 2 - 1, _images()[1]), DataError, "wrap(model, mean=…, std=…)"),
         (_Net(), lambda: (_images()[0] * torch.nan, _images()[1]), DataError, "not in [0, 1]"),
         (_Net(), lambda: ((_images()[0] * 255).int(), _images()[1]), DataError, "floats in [0, 1], or uint8"),
-        (_Net(), lambda: (_images()[0][:, 0], _images()[1]), DataError, "(N, C, H, W)"),
+        (_Net(), lambda: (_images()[0][:, 0, 0], _images()[1]), DataError, "(N, C, H, W)"),
         (_Net(), lambda: (_images()[0], _images()[1][:7]), DataError, "one label for each"),
         (_Net(), lambda: _images(classes=1), DataError, "only one class"),
         (_Net(), lambda: _images(0), DataError, "is empty"),
@@ -770,7 +773,7 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"budget": "amdl"}, "no budget is called 'amdl'; did you mean adml?"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"seeds": 2}, "this budget starts at the clean image; leave seeds out"),
-        ({"seeds": 2, "threat": "adml", "method": "fgsm"}, "FGSM starts at the clean image; leave seeds out"),
+        ({"seeds": 2, "threat": "adml", **FGSM}, "FGSM starts at the clean image; leave seeds out"),
     ],
 )
 def test_bad_settings_are_one_clear_line(settings: Any, words: str) -> None:

@@ -158,7 +158,7 @@ def test_audit_of_a_folder_with_a_model_of_ones_own(
 ) -> None:
     options = ["--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "8", "--full", "--protocol", "corrected"]
     code, out, err = run(
-        capsys, monkeypatch, "audit", "theirs:net", "--data", "photos", "--steps", "2", *options, "--method", "fgsm"
+        capsys, monkeypatch, "audit", "theirs:net", "--data", "photos", "--steps", "1", *options, "--method", "fgsm"
     )
     assert code == 0, err
     assert "12 of 12 queries" in out and "ERS" in out and "audits/theirs-net-photos/audit.json" in out

@@ -166,7 +166,7 @@ def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
     with pytest.raises(SettingsError, match=r"no data set or folder 'digts'; did you mean digits\?$"):
         dataset("digts")
     listed = "choose one of cub, cars, sop, inshop, folder, csv, digits, gaussians, or give a folder of class folders"
-    with pytest.raises(SettingsError, match=f"no data set or folder 'nowhere/x'; {listed} or a CSV$"):
+    with pytest.raises(SettingsError, match=f"no data set or folder 'nowhere/x'; {listed}, a CSV or module:function$"):
         dataset("nowhere/x")
     with pytest.raises(SettingsError, match="no option 'dimensions'; it has dimension, train, test, sigma"):
         dataset("gaussians", dimensions=3)

@@ -3,16 +3,17 @@
 Its first measure has the goal's own name, and is low where the attack succeeds; `RecallGoal` has one that is.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from ..errors import SettingsError, check
+from ..errors import SettingsError, brief, check
 from ..extensions import USER, imported, kind_of
 from .goal import Goal
 from .menu import ATTACKS, goal_named
 
-__all__ = ["maker_of"]
+__all__ = ["Maker", "maker_of"]
 
 Maker = Callable[..., Goal]
 
@@ -33,5 +34,7 @@ def maker_of(attack: str | Goal) -> Maker:
 
 def _fresh(goal: Goal) -> Goal:
     """The goal, if its name is not one of ours."""
+    plain = re.fullmatch(r"\w[\w .:+@-]*", goal.name) is not None  # folders and columns have this name
+    check(plain, f"the name of an attack is letters, digits and . : + @ -, not {brief(goal.name)}")
     check(goal.name not in (*ATTACKS, "recall"), f"{goal.name} is the name of an attack of ours: give yours another")
     return goal

@@ -1,37 +1,28 @@
 """Which part of the data is attacked: the classes that the model has not seen in training.
 
 Training splits a folder or a CSV without splits: a fifth of the classes is for the test. A model stores the
-fingerprints of its training data, so that an audit of the same folder takes the same test classes.
+fingerprints of its training data, so that an audit of the same folder takes the same test classes. `in_memory` has the
+same rule for images in memory.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from ..data.adapters import IN_MEMORY
 from ..data.datasets import DATASETS, csv_split, dataset
+from ..data.own import is_own
 from ..data.splits import Dataset
 from ..data.trained import TrainedOn
 from ..errors import DataError, check
 from ..model.wrap import Victim
+from .in_memory import Classes, Part, part_in_memory
 
 __all__ = ["Classes", "Part", "audited_data", "part_of"]
 
-Classes = Literal["unseen", "all"]
-
 _UNNAMED = ("folder", "csv")  # every folder has this name; fingerprints tell them apart
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The attacked data, a short description of them, and notes. Neither contains a path."""
-
-    data: Any
-    said: str
-    notes: tuple[str, ...] = ()
 
 
 def audited_data(name: str, root: Path | None = None, held_out: int = 0) -> Dataset | str:
@@ -44,15 +35,17 @@ def audited_data(name: str, root: Path | None = None, held_out: int = 0) -> Data
     return name if unsplit and root is None and not held_out else dataset(name, root, held_out=held_out)
 
 
-def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen") -> Part:
+def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen", side: int = 0) -> Part:
     """What an audit of these models attacks of `data`.
 
-    Of a folder or CSV without splits: the test classes of the first model that was trained on it. All classes where
-    there is no such model or `classes` is "all". Other data are used unchanged.
+    Of a folder, a CSV or images in memory that are not split: the classes that the model was not trained on, where
+    its record tells which these are. All classes where it does not, or where `classes` is "all". A data set is used
+    unchanged: its test split is attacked. PIL images are brought to `side`.
     """
     check(classes in ("unseen", "all"), f"classes {classes!r}; there are: unseen, all")
     known = [trained for trained in map(_trained_on, models) if trained is not None]
-    place = Path(data).expanduser() if isinstance(data, str | Path) and str(data) not in DATASETS else None
+    data = dataset(data) if is_own(data) or (isinstance(data, str) and data in DATASETS) else data
+    place = Path(data).expanduser() if isinstance(data, str | Path) else None
     if place is not None and _whole(place):
         name = place.resolve().name
         own = next((own for own in (_cut_as(place, trained) for trained in known) if own is not None), None)
@@ -63,17 +56,15 @@ def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen")
         return Part(own, f"the classes of {name} that the model was not trained on", _on_held_out(own, known))
     check(
         classes == "unseen" or not isinstance(data, Dataset | str | Path),
-        "classes = all is for a folder or a CSV without splits; these data have a test split, which is attacked",
+        "classes = all is for data without splits; these data have a test split, which is attacked",
     )
     if isinstance(data, Dataset):
         held = f"the last {data.held_out} training classes" if data.held_out else "the test split"
         name = Path(data.root).resolve().name if data.name in _UNNAMED and data.root else data.name
         return Part(data, f"{held} of {name}", _on_held_out(data, known))
-    unnamed = [trained for trained in known if trained.name in IN_MEMORY]
-    if place is None and unnamed:
-        note = "the model was trained on images in memory: some of the classes attacked here may be training classes"
-        return Part(data, "the images that were given", (note,))
-    return Part(data, "the images that were given" if place is None else f"the test images of {place.name}")
+    if place is not None:
+        return Part(data, f"the test images of {place.name}")
+    return part_in_memory(data, known, classes, side)
 
 
 def _trained_on(model: nn.Module) -> TrainedOn | None:
@@ -131,7 +122,7 @@ def _on_held_out(data: Dataset, known: Iterable[TrainedOn]) -> tuple[str, ...]:
 
 def _same(data: Dataset, trained: TrainedOn) -> bool:
     """Whether the model was trained on this data set, as far as its record tells."""
-    if data.name in _UNNAMED and not data.held_out:
+    if data.name in (*_UNNAMED, *IN_MEMORY) and not data.held_out:
         try:
             return data.holding_out(trained.held_out).test.has_fingerprint(trained.test)
         except DataError:

@@ -20,8 +20,8 @@ strong audit never reports more robustness than the standard one. There are no s
 Why a wrong neighbour has members of its own: the nearest items change from step to step, so its gradient jumps. Signed
 steps from any start miss up to a tenth of what means of gradients find; 500 steps find hardly more than 100.
 
-A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, 979 for a
-wrong neighbour, and 100 more with a second model. Over the eight goals behind ERS that is 4,100 image-steps and 8,000
+A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, for a
+wrong neighbour 979, and 100 more with a second model. Over the eight goals behind ERS that is 4,100 steps and 8,000
 forward passes with the standard runs. On a natural model most samples fall early, and only TMA and ES, which have no
 end, take the full cost.
 """

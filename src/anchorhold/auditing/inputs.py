@@ -95,7 +95,7 @@ def prepare(
         notes = (*notes, f"the model does not record its preprocessing; its input size suggests: {way}")
 
     def load(role: str, split: Split) -> Images:
-        given = data[role] if isinstance(data, Mapping) else data
+        given = data.get(role, data.get("test")) if isinstance(data, Mapping) else data
         wide, inner = _squares(split, not isinstance(given, Dataset | Split | str | Path), way, resize, crop)
         wanted = DataSettings(resize=wide, crop=inner, flip=False, on_bad_image=on_bad_image)
         return load_images(split, wanted, device, report, ranks)

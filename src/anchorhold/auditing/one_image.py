@@ -21,11 +21,11 @@ from ..geometry import Retrieved
 from ..model.chunked import chunked
 from ..model.frozen import embed_all, frozen
 from ..model.wrap import as_victim
-from ..perturb.settings import Threat, threat_of
+from ..perturb.settings import Threat
 from ..random import Key
 from ..runs.writing import atomic
 from .inputs import Data, Material, prepare
-from .plan import AuditSettings
+from .plan import AuditSettings, effort
 from .standard import NEIGHBOURS, shown_lists, to_bytes
 
 __all__ = ["Single", "attack_one"]
@@ -89,7 +89,7 @@ def attack_one(
 
     `label` names the class of a file that is not in the gallery. The threat is given as in `audit`.
     """
-    threat = threat_of(threat, eps, alpha, steps)
+    threat = effort(method, threat, eps, alpha, steps)
     settings = AuditSettings(
         eps=threat.eps,
         alpha=threat.step,

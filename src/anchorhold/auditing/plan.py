@@ -14,9 +14,9 @@ from ..errors import check
 from ..perturb.ball import Ball
 from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
-from ..perturb.settings import Budget, Norm, Start
+from ..perturb.settings import Budget, Norm, Start, Threat, threat_of
 
-__all__ = ["NINE", "AttackRun", "AuditSettings", "runs_of"]
+__all__ = ["NINE", "AttackRun", "AuditSettings", "effort", "runs_of"]
 
 NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 
@@ -53,7 +53,7 @@ class AuditSettings:
     limit: int = 1000
     eps: float = 8 / 255
     alpha: float = 3 / 255
-    steps: int = 32
+    steps: int = 32  # of PGD, or iterations of C&W
     method: Literal["pgd", "fgsm", "cw"] = "pgd"
     seed: int = 0
     batch: int = 128
@@ -110,8 +110,26 @@ class AuditSettings:
     @property
     def budget(self) -> Budget:
         if self.method == "cw":
-            return Budget(CW_STEPS if self.steps else 0)
+            return Budget(self.steps)
         return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
+
+
+def effort(method: str, threat: Threat | str, eps: float | None, alpha: float | None, steps: int | None) -> Threat:
+    """The threat as a method carries it out; what the method does not use is refused.
+
+    C&W takes `steps` iterations, 50 as in ADML unless they are given, and has no step size. FGSM is one step of ε.
+    """
+    named = {"cw": "C&W", "fgsm": "FGSM"}.get(method)
+    if named is None:
+        return threat_of(threat, eps, alpha, steps)
+    if isinstance(threat, Threat):
+        alpha, steps = threat.alpha if alpha is None else alpha, threat.steps if steps is None else steps
+    check(alpha is None, f"{named} has no step size: leave out alpha, or use the method pgd")
+    check(method == "cw" or steps in (None, 1), "FGSM is one step of length ε: leave out steps, or use the method pgd")
+    known = replace(threat_of(threat, eps), start="zero")
+    if method == "fgsm":
+        return replace(known, steps=1, alpha=known.eps)
+    return replace(known, steps=CW_STEPS if steps is None else steps, alpha=0.0)
 
 
 def runs_of(

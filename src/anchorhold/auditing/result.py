@@ -54,13 +54,17 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from ..columns import NOT_PERCENT, pixel_fraction, radius
+from ..columns import pixel_fraction, radius
+from ..display import frame_of
 from ..report.curve import table_of_curve
 from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
 from .outcomes import ColumnValue, Outcome, RunRows, Score, by_start
+from .showing import COLUMNS, frame_rows, html_of, line_of, number_in_words
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from ..report.pictures import Pictures
     from .receipts import Receipts
 
@@ -170,8 +174,23 @@ class Audit:
         write_audit_page(folder)
         return folder
 
+    def to_frame(self) -> "DataFrame":
+        """All numbers as a pandas DataFrame, a row for each; pandas has to be installed.
+
+        Columns: kind (clean, attack, score or curve), protocol, attack (its column in the table, or the name of the
+        metric or score), eps, before and after the attack, low and high (the 95 % interval), std (over random starts)
+        and unit. A curve has a row for each ε. Clean metrics are under `before`.
+        """
+        return frame_of(frame_rows(self), COLUMNS)
+
     def __str__(self) -> str:
         return _table(self)
+
+    def __repr__(self) -> str:
+        return line_of(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
 
 def _finite(value: T) -> T:
@@ -197,6 +216,7 @@ def _table(audit: Audit) -> str:
     gallery = "" if data["same"] else f", {moved:,} of them as candidates"
     how = f"{s['method'].upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
     how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
+    how += f", {s['steps']} iterations" if s["method"] == "cw" else ""
     several = s["seeds"] > 1
     how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""
     wide = 30 if several else 24
@@ -239,9 +259,4 @@ def _table(audit: Audit) -> str:
 
 
 def _cell(number: ColumnValue | Score | None, name: str) -> str:
-    if number is None:
-        return "–"
-    digits = 3 if name in NOT_PERCENT else 1
-    span = "" if number.low is None or number.high is None else f" [{number.low:.{digits}f}, {number.high:.{digits}f}]"
-    std = number.std if isinstance(number, ColumnValue) else None
-    return f"{number.value:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}") + span
+    return "–" if number is None else number_in_words(number, name)

@@ -25,8 +25,9 @@ from ..device import compiles, computer_of, computing, device_named, living_on, 
 from ..distributed import joined
 from ..errors import Interrupted, check
 from ..model.frozen import frozen
+from ..model.preprocessing import preprocessing_of
 from ..model.wrap import as_victim
-from ..perturb.settings import Threat, threat_of
+from ..perturb.settings import Threat
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .classes import Classes, part_of
@@ -35,7 +36,7 @@ from .evidence import Evidence, flags_of
 from .expected import say_if_long
 from .inputs import Data, prepare
 from .outcomes import RunRows, outcome
-from .plan import NINE, AttackRun, AuditSettings, runs_of
+from .plan import NINE, AttackRun, AuditSettings, effort, runs_of
 from .result import Audit, Flag
 from .sample_size import audit_until, check_until
 from .standard import attack_all
@@ -83,14 +84,13 @@ def audit(
 
     Args:
         model: any module that maps images in [0, 1] to vectors.
-        data: a data set (its test split), a split, a folder of class folders, (images, labels), or
-            {"query": …, "gallery": …}.
+        data: what `fit` takes, of which the test split is attacked, or {"query": …, "gallery": …} of such.
         protocols: published, corrected, or both.
         attacks: names, by default the nine of ERS, or names with settings: {"CA+": {"w": 5}}. Yours as an object, or as
             `module:thing`.
         limit: number of attacked images, a seeded sample over all classes; 0 is all. The gallery is never reduced.
         threat: what the attacker may do, `ah.Threat(eps=8/255, norm="linf", steps=32)`; or a name: standard, adml.
-        eps, alpha, steps: override the threat's.
+        eps, alpha, steps: override the threat's. `steps` of C&W are its iterations; FGSM takes neither alpha nor steps.
         method: pgd, fgsm or cw.
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
@@ -105,14 +105,14 @@ def audit(
         out: output folder; give the same one to resume.
         resize, crop: override the model's preprocessing.
         on_bad_image: fail or skip.
-        classes: unseen or all, of a folder or CSV that the model was trained on.
+        classes: unseen or all, of data without a test split that the model was trained on.
         resamples: number of bootstrap resamples.
         examine: computes the flags; None skips them.
-        report: receives progress messages.
+        report: receives progress and messages, such as `ah.Console()`; None is silent.
     """
     _check_place(out, strength)
     chosen, own = _chosen(attacks)
-    threat = threat_of(threat, eps, alpha, steps)
+    threat = effort(method, threat, eps, alpha, steps)
     settings = AuditSettings(
         protocols=(protocols,) if isinstance(protocols, str) else tuple(protocols),
         attacks=tuple(chosen),
@@ -141,7 +141,7 @@ def audit(
     ranks = joined(where)
     report = report if report and ranks.first else Silent()
     victim = as_victim(model)
-    part = part_of(data, (victim,), classes)
+    part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).resize)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
     material = replace(material, part=part.said, remarks=part.notes)
     for note in (*material.notes, f"attacked: {part.said}"):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..attacks.goal import Goal
+from ..attacks.menu import ATTACKS
 from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units
 from ..geometry import euclidean
 from ..model.frozen import embed_all
@@ -316,6 +318,7 @@ def additions(
             "measure": task.main,
             "settings": {name: value for name, value in asdict(task.goal).items() if name != "protocol"},
         }
+        | ({} if task.name == "recall" or task.name in ATTACKS else {"code": _code(task.goal)})
         for task in chosen
     }
     return {
@@ -323,3 +326,8 @@ def additions(
         "strong": strong.about | {"doubts": strong.doubts | overstated(outcomes)},
         "receipts": Receipts(about, strong.receipts, how),
     }
+
+
+def _code(goal: Goal) -> str:
+    """Where an attack of the user's comes from, for whoever verifies it; nothing is imported by this name."""
+    return f"{type(goal).__module__}:{type(goal).__qualname__}"

@@ -6,8 +6,9 @@ audit.json, if present, agrees.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,18 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attacks.goal import Goal, Scene
-from ..attacks.menu import goal_named
+from ..attacks.menu import ATTACKS, goal_named
+from ..attacks.own import Maker, maker_of
 from ..columns import radius
-from ..console import Report, Silent
+from ..console import Report, Silent, shown
 from ..data.datasets import dataset
+from ..data.splits import Dataset
 from ..device import device_named, living_on, precise
-from ..errors import DataError, RunError
+from ..errors import DataError, RunError, brief, check
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
+from ..model.preprocessing import preprocessing_of
 from ..model.wrap import as_victim, fingerprint_of
 from ..random import Key
+from .classes import part_of
 from .ensemble import Task, tasks
-from .inputs import Data, Material, prepare, sample
+from .inputs import Data, Material, prepare, sample, splits_of
 from .plan import AttackRun
 from .receipts import digest, read_pixels, read_receipts, receipted
 
@@ -73,14 +78,27 @@ def verify(
     device: str = "auto",
     batch: int = 128,
     report: Report | None = None,
+    allow: Collection[str | Goal | type[Goal]] = (),
 ) -> Verified:
-    """Check the receipts in `folder` (an audit's, or its receipts) against a model and the data it was audited on."""
+    """Check the receipts in `folder` (an audit's, or its receipts) against a model and the data it was audited on.
+
+    Args:
+        folder: of a strong audit, or of its receipts.
+        model: the audited model.
+        data: what was audited.
+        device: auto, cpu, cuda or cuda:N.
+        batch: images embedded at a time.
+        report: receives progress and messages, such as `ah.Console()`; None is silent.
+        allow: attacks of your own that the audit ran: objects, classes, or `module:thing`. Receipts name them and
+            never bring their code.
+    """
     place = Path(folder)
     place = place / "receipts" if (place / "receipts").is_dir() else place
     told = read_receipts(place)
-    goals = {name: _task(place, name, how) for name, how in told["goals"].items()}
+    makers = _makers(allow)
+    goals = {name: _task(place, name, how, makers) for name, how in told["goals"].items()}
     where, victim = device_named(device), as_victim(model)
-    data = _meant(data, told)
+    data = _meant(data, told, victim)
     # Images that the audit skipped are skipped here too. Other changes show in the fingerprints.
     material = prepare(data, victim, where, report or Silent(), told.get("resize"), told.get("crop"), "skip")
     problems, beside = _compare(place, told)
@@ -99,15 +117,22 @@ def verify(
             queries = gallery if material.same else embed_all(embed, material.query.plain(batch=batch))
             bench = _Bench(place, told, embed, material, material.scene(queries, gallery), problems)
             for name, task in goals.items():
-                means[name + _unusual(task)] = bench.check(name, task, told["receipts"][name])
+                means[name + _unusual(task, makers)] = bench.check(name, task, told["receipts"][name])
     count = sum(len(entries) for entries in told["receipts"].values())
     split = material.query.split
     of = f"{split.name} ({len(split):,} images of {len(torch.unique(split.labels)):,} classes)"
     return Verified(count, means, told["eps"], told["norm"], told["seed"], told["limit"], of, beside, tuple(problems))
 
 
-def _meant(data: Data, told: Mapping[str, Any]) -> Data:
-    """The test split of a folder or CSV as training makes it, if the audit used that and not all of it."""
+def _meant(data: Data, told: Mapping[str, Any], victim: nn.Module) -> Data:
+    """The part that the audit attacked, where it did not attack all: of a folder, a CSV or images in memory."""
+    if not isinstance(data, str | Path | Dataset):
+        side = preprocessing_of(victim).told(told.get("resize"), told.get("crop")).resize
+        part = part_of(data, (victim,), side=side).data
+        if part is data:
+            return data
+        query = splits_of(part, side)[0]
+        return part if query.has_fingerprint(told["data"]["query"]["fingerprint"]) else data
     kind = {"folder/test": "folder", "csv/test": "csv"}.get(str(told["data"]["query"].get("name")))
     if kind is None or not isinstance(data, str | Path):
         return data
@@ -246,16 +271,43 @@ def _compare(place: Path, told: Mapping[str, Any]) -> tuple[list[str], bool]:
     return list(dict.fromkeys(problems)), True
 
 
-def _task(place: Path, name: str, how: Mapping[str, Any]) -> Task:
+def _makers(allow: Collection[str | Goal | type[Goal]]) -> dict[str, Maker]:
+    """What makes the goals of the user's own attacks, by the names of these."""
+    check(not isinstance(allow, str), f"allow is a list, such as [{allow!r}]")
+    makers = [maker_of(each() if isinstance(each, type) else each) for each in allow]
+    return {make("corrected").name: make for make in makers}
+
+
+def _maker(place: Path, how: Mapping[str, Any], makers: Mapping[str, Maker]) -> Maker:
+    """What makes a goal of the receipts: one of ours, or one that the user gave."""
+    attack = how["attack"]
+    if attack in makers:
+        return makers[attack]
+    if attack not in ATTACKS:
+        code = how.get("code")
+        told = f" ({shown(code)})" if isinstance(code, str) else ""
+        raise RunError(
+            f"{place / 'receipts.json'}: no attack is called {brief(attack)} here{told}, and code named in a file is "
+            "not run; if you trust it, name it yourself: anchorhold verify … --allow module:thing"
+        )
+    return partial(goal_named, attack)
+
+
+def _task(place: Path, name: str, how: Mapping[str, Any], makers: Mapping[str, Maker]) -> Task:
     """The goal of that name in the ensemble."""
-    usual = asdict(goal_named(how["attack"], "corrected"))
+    make = _maker(place, how, makers)
+    usual = asdict(make("corrected"))
     del usual["protocol"]
-    for key, value in how["settings"].items():
+    settings: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) and isinstance(usual.get(key), tuple) else value
+        for key, value in how["settings"].items()
+    }
+    for key, value in settings.items():
         kinds = type(value), type(usual.get(key))
         alike = key in usual and (kinds[0] is kinds[1] or kinds == (int, float))
         if not alike or (kinds[0] in (int, float) and abs(value) > LARGEST):
             raise RunError(f"{place / 'receipts.json'}: {how['attack']} has no setting {key} = {value!r}")
-    goal = goal_named(how["attack"], "corrected", **how["settings"])
+    goal = make("corrected", **settings)
     found = [task for task in tasks([AttackRun(how["attack"], (goal,))]) if task.name == name]
     if not found or (goal.name, found[0].main) != (how["attack"], how["measure"]):
         said = f"{name} is not attacked by {how['attack']} with these settings, or measured by {how['measure']}"
@@ -263,7 +315,7 @@ def _task(place: Path, name: str, how: Mapping[str, Any]) -> Task:
     return found[0]
 
 
-def _unusual(task: Task) -> str:
+def _unusual(task: Task, makers: Mapping[str, Maker]) -> str:
     """Settings of a goal that are not the default, in the form of --attacks."""
-    usual = asdict(goal_named(task.goal.name, "corrected"))
+    usual = asdict(makers.get(task.goal.name, partial(goal_named, task.goal.name))("corrected"))
     return "".join(f":{key}={value}" for key, value in asdict(task.goal).items() if value != usual[key])

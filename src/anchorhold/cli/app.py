@@ -15,7 +15,7 @@ from ..config.numbers import parse_number
 from ..console import Console, Patient, Visible, shown
 from ..errors import AnchorholdError, Interrupted, RunError, from_environment, lacks_memory
 
-__all__ = ["Commands", "app", "number", "numbers", "threat_of"]
+__all__ = ["Commands", "app", "number", "numbers", "threat_options"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,6 +30,13 @@ class Commands(TyperGroup):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None if it is closed, e.g. by >&-
             return super().main(*args, **kwargs)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().make_context(*args, **kwargs)
+        except KeyboardInterrupt:  # while help is drawn, or before a command begins
+            Console().say("stopped")
+            raise typer.Exit(130) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--debug" in args:  # accepted anywhere on the command line
@@ -95,17 +102,19 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 Model = Annotated[
     str, typer.Argument(help="A run folder, a model file, hf:owner/name, BACKBONE=FILE, module:function or a timm name")
 ]
-Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
+Data = Annotated[
+    str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, a CSV, or module:function")
+]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training classes, not on the test split")]
 ThreatName = Annotated[
     str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
 ]
 Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; with --norm l2 of the whole image")]
-Alpha = Annotated[str, typer.Option(help="Step size, e.g. 1/255; overrides the threat's α")]
-Steps = Annotated[int | None, typer.Option(help="Number of PGD steps; overrides the threat's")]
+Alpha = Annotated[str, typer.Option(help="Step size of PGD, e.g. 1/255; overrides the threat's α")]
+Steps = Annotated[int | None, typer.Option(help="Number of PGD steps or C&W iterations; overrides the threat's")]
 Norm = Annotated[str, typer.Option(help="linf limits each pixel, l2 the whole image; l2 needs --eps, e.g. 0.5")]
-Method = Annotated[str, typer.Option(help="pgd, fgsm or cw (C&W, 50 iterations)")]
+Method = Annotated[str, typer.Option(help="pgd, fgsm (one step of ε) or cw (C&W, 50 iterations)")]
 Mean = Annotated[str, typer.Option(help="Channel means for your own module, e.g. .485,.456,.406")]
 Std = Annotated[str, typer.Option(help="Channel standard deviations for your own module, e.g. .229,.224,.225")]
 Size = Annotated[str, typer.Option(help="Input size of the model: SIDE or HEIGHT,WIDTH")]
@@ -114,6 +123,9 @@ Crop = Annotated[int | None, typer.Option(help="Then centre-crop to this square;
 Classes = Annotated[
     str,
     typer.Option(help="For a folder or CSV that the model was trained on: unseen (only its test classes) or all"),
+]
+Track = Annotated[
+    list[str], typer.Option(metavar="NAME", help="Track every epoch: tensorboard, or module:thing of yours; repeatable")
 ]
 Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable")]
 
@@ -173,15 +185,14 @@ def model_of(spec: str, mean: str, std: str, size: str, option: str = "--") -> A
     )
 
 
-def threat_of(name: str, eps: str, norm: str, alpha: str, steps: int | None) -> Any:
-    """The threat that a command line describes: a named one with its changes."""
+def threat_options(name: str, eps: str, norm: str, alpha: str, steps: int | None) -> dict[str, Any]:
+    """What a command line says about the threat, as arguments of `audit` and `attack_one`."""
     from ..errors import check
     from ..perturb.settings import Threat
-    from ..perturb.settings import threat_of as changed
 
     check(norm in ("linf", "l2"), f"--norm {norm}: there are linf and l2")
     check(norm == "linf" or bool(eps), "--norm l2 needs --eps, the length of the whole change, such as --eps 0.5")
     check(norm == "linf" or name == "standard", f"--threat {name} is a threat in Linf: leave --norm out")
     radius, step = (number(option, text) if text else None for option, text in (("--eps", eps), ("--alpha", alpha)))
-    base = name if norm == "linf" else Threat(radius or 0.0, "l2")
-    return changed(base, radius, step, steps)
+    threat = name if norm == "linf" else Threat(radius or 0.0, "l2")
+    return {"threat": threat, "eps": radius, "alpha": step, "steps": steps}

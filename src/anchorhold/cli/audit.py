@@ -27,7 +27,7 @@ from .app import (
     model_of,
     number,
     numbers,
-    threat_of,
+    threat_options,
 )
 
 
@@ -95,7 +95,7 @@ def audit(
         protocols=protocols,
         attacks=chosen,
         limit=0 if full else limit,
-        threat=threat_of(threat, eps, norm, alpha, steps),
+        **threat_options(threat, eps, norm, alpha, steps),
         method=method,  # type: ignore[arg-type]  # checked by the callee
         strength=strength,  # type: ignore[arg-type]
         surrogate=second_model(surrogate, (surrogate_mean, surrogate_std), (mean, std), size) if surrogate else None,
@@ -120,6 +120,7 @@ def audit(
     print(f"report page: {out / 'page.html'}")
     if strength == "strong":
         at = (f" --root {root}" if root is not None else "") + (f" --held-out {held_out}" if held_out else "")
+        at += "".join(f" --allow {name}" for name in chosen or () if ":" in name)
         print(f"receipts: {out / 'receipts'}; to check: `anchorhold verify {out} --model {model} --data {data}{at}`")
 
 
@@ -164,7 +165,7 @@ def attack(
         goal,
         protocol=protocol,  # type: ignore[arg-type]  # checked by the callee
         label=class_,
-        threat=threat_of(threat, eps, norm, alpha, steps),
+        **threat_options(threat, eps, norm, alpha, steps),
         method=method,  # type: ignore[arg-type]
         seed=seed,
         device=device,

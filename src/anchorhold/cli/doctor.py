@@ -15,6 +15,7 @@ EXTRAS = {
     "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
     "parquet": ("embed --parquet", ("pyarrow",)),
     "faiss": ("search --backend faiss", ("faiss",)),
+    "tensorboard": ("train --track tensorboard", ("tensorboard",)),
 }  # extra: (the command that needs it, its modules)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import Device, Set, app, number
-from .train import _put, _put_data
+from .app import Device, Mean, Set, Size, Std, app, model_of, number
+from .train import _put, _put_data, _with_own_data
 
 if TYPE_CHECKING:
     from ..report.collect import Entry
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, at any depth")]
 Format = Annotated[str, typer.Option(help="text, markdown, csv, json or html; default: by the extension of --out")]
-DataSet = Annotated[str, typer.Argument(help="cub, digits, gaussians, …, a folder of class folders, or a CSV")]
+DataSet = Annotated[
+    str, typer.Argument(help="cub, digits, gaussians, …, a folder of class folders, a CSV, or module:function")
+]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 
 
@@ -153,6 +155,10 @@ def sweep(
     out: Annotated[Path, typer.Option(help="Output folder; give the same one to resume")],
     root: Root = None,
     recipe: Annotated[str, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file")] = "hm-lga",
+    model: Annotated[str | None, typer.Option(help="A module of your own for every run, module:function")] = None,
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
     set_: Set = [],  # noqa: B006
     audit: Annotated[bool, typer.Option(help="Audit every run")] = True,
     limit: Annotated[int, typer.Option(help="Number of images that each audit attacks; 0 is all")] = 1000,
@@ -165,15 +171,16 @@ def sweep(
     from ..config.recipes import parse_assignments
     from ..console import Console
     from ..data.datasets import dataset
+    from ..errors import check
     from ..training.sweep import parse_vary, points
     from ..training.sweep import sweep as run_sweep
 
-    changes = parse_assignments(set_)
-    _put_data(changes, data, root)
+    check(model is not None or not (mean or std or size), "--mean, --std and --size are for --model: leave them out")
+    changes, images = _with_own_data(_put_data(parse_assignments(set_), data, root))
     varied = parse_vary(vary)
     settings = points(recipe, varied, changes)[0].settings
     found = run_sweep(
-        dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out),
+        images or dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out),
         recipe,
         varied,
         out,
@@ -186,6 +193,7 @@ def sweep(
         }
         if audit
         else None,
+        model=None if model is None else lambda: model_of(model, mean, std, size),
         device=device,
         report=Console(),
     )
@@ -226,9 +234,9 @@ def hardness(
     _format(format, out)  # fail now, not after minutes of work
     changes = parse_assignments(set_)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
-    _put_data(changes, data, root)
+    changes, images = _with_own_data(_put_data(changes, data, root))
     settings = sampler_settings(changes)
-    images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
+    images = images or dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     found = sampler_hardness(images, settings, batches, margin, device, Console())
     about = {
         "settings": to_dict(settings),

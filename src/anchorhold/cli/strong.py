@@ -60,6 +60,9 @@ def verify(
     std: Std = "",
     size: Size = "",
     held_out: HeldOut = 0,
+    allow: Annotated[
+        list[str], typer.Option(metavar="MODULE:THING", help="Your own attack in the receipts; repeatable")
+    ] = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
     """Check the perturbed images of a published strong audit in seconds, without running attacks."""
@@ -68,7 +71,8 @@ def verify(
     from ..errors import RunError
 
     images = _data(data, root, held_out)
-    found = check_receipts(folder, model_of(model, mean, std, size), images, device=device, report=Console())
+    victim = model_of(model, mean, std, size)
+    found = check_receipts(folder, victim, images, device=device, report=Console(), allow=allow)
     for problem in found.problems:
         print(problem)
     if found.problems:

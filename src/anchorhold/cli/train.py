@@ -2,11 +2,14 @@
 
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import Device, Mean, Set, Size, Std, app, model_of
+from .app import Device, Mean, Set, Size, Std, Track, app, model_of
+
+if TYPE_CHECKING:
+    from ..data.splits import Dataset
 
 
 @app.command()
@@ -48,7 +51,10 @@ def _gaussians(seed: int, out: Path, side: int | None) -> None:
 
 @app.command()
 def train(
-    data: Annotated[str, typer.Argument(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")],
+    data: Annotated[
+        str,
+        typer.Argument(help="cub, cars, sop, inshop, digits, …, a folder of class folders, a CSV, or module:function"),
+    ],
     root: Annotated[Path | None, typer.Option(help="Folder of the data set")] = None,
     recipe: Annotated[
         str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: hm-lga")
@@ -71,6 +77,7 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Time a few steps and say what the training will take; writes nothing")
     ] = False,
+    track: Track = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
     """Train a robust embedding model; settings, metrics and weights go into a run folder."""
@@ -93,19 +100,20 @@ def train(
     _put(changes, "train", "seed", seed)
     _put(changes, "data", "on_bad_image", on_bad_image)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
-    _put_data(changes, data, root)
+    changes, images = _with_own_data(_put_data(changes, data, root))
     by = published.recipe if published else recipe or "hm-lga"
     settings = settings_from(by, changes)
     if published is not None:
         check_row(published, settings)
         row = published.id
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
-    images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
+    images = images or dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     own = model_of(model, mean, std, size) if model else None
+    how: dict[str, Any] = {"overrides": changes, "row": row or "", "device": device, "report": Console()}
     if dry_run:
-        print(estimate(own, images, by, overrides=changes, row=row or "", device=device, report=Console()))
+        print(estimate(own, images, by, **how))
         return
-    run = fit(own, images, by, out or "", overrides=changes, row=row or "", device=device, report=Console())
+    run = fit(own, images, by, out or "", callbacks=track, **how)
     if published is not None and published.data == settings.data.name:
         numbers = [f"{name} {published.published[name]:.1f}" for name in ("R@1", "ERS") if name in published.published]
         print(f"{row}: the paper reports {', '.join(numbers) or published.note}")
@@ -124,6 +132,7 @@ def resume(
         list[str],
         typer.Option(metavar="MODULE:THING", help="Code or hf: weights named in run.json that you trust; repeatable"),
     ] = [],  # noqa: B006
+    track: Track = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
     """Resume a training that was stopped or killed."""
@@ -131,7 +140,7 @@ def resume(
     from ..training.fit import resume as resume_run
 
     own = model_of(model, mean, std, size) if model else None
-    _finished(resume_run(run, model=own, root=root, device=device, report=Console(), allow=allow).path)
+    _finished(resume_run(run, model=own, root=root, device=device, report=Console(), allow=allow, callbacks=track).path)
 
 
 def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
@@ -141,7 +150,7 @@ def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:
         branch[key] = value
 
 
-def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
+def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> dict[str, Any]:
     """Set data.name and data.root from DATA and --root; refuse a --set that contradicts them."""
     from ..data.datasets import DATASETS
     from ..errors import check
@@ -156,6 +165,19 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> None:
     check(not (folder and placed), f"{data} is the {name} itself; leave out --root and data.root")
     _put(tree, "data", "name", name)
     _put(tree, "data", "root", data if folder else root and str(root))
+    return tree
+
+
+def _with_own_data(changes: dict[str, Any]) -> "tuple[dict[str, Any], Dataset | None]":
+    """A data set of the user's is loaded before the settings: what it holds decides whether images are resized."""
+    from ..data.own import is_own
+    from ..training.fit import data_from, with_data
+
+    section = changes.get("data")
+    if not isinstance(section, dict) or not is_own(section.get("name")):
+        return changes, None
+    images = data_from(section["name"], section)
+    return with_data(changes, images), images
 
 
 def _finished(path: Path) -> None:

@@ -169,7 +169,8 @@ def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) 
     below = tree.get("defence", {})
     if isinstance(below, dict) and isinstance(overrides.get("defence"), dict):
         _check_other_defence(recipe, below, overrides["defence"])
-        if is_code(str(overrides["defence"].get("name", ""))):  # yours has its own settings, and none of the recipe's
+        other = str(overrides["defence"].get("name", ""))
+        if is_code(other) and other != below.get("name"):  # yours has its own settings, and none of the recipe's
             tree["defence"] = {}
     _lay_over(tree, overrides)
     tree.setdefault("recipe", recipe)

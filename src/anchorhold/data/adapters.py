@@ -1,16 +1,19 @@
 """Data in whatever form you have them, as splits and data sets.
 
-    (images, labels)            tensors or arrays: bytes in either order of axes, floats in [0, 1] as (N, C, H, W)
+    (images, labels)            tensors or arrays: bytes in either order of axes, floats in [0, 1] as (N, C, H, W);
+                                grey images may be (N, H, W)
     a torch Dataset             items (image, label): a tensor, an array or a PIL image, and a number or a name
     a DataLoader                the same from its data set, in that order; of a stream, as it comes
-    a Hugging Face split        a column of images and one of labels
+    a Hugging Face split        a column of images and one of labels, in any format
     {"train": …, "test": …}     any of these, for training
 
 Labels may be numbers or names. Images are held in memory: a folder or a CSV of files is streamed where it is large.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from io import BytesIO
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,32 +21,46 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, default_collate
 
 from ..errors import DataError, lacks_memory
+from ..extensions import USER, Origin
 from ..random import Key
 from .datasets import dataset, folder_split
 from .decode import square
+from .own import is_own, own_dataset
 from .splits import Dataset, Split
 
-__all__ = ["IN_MEMORY", "dataset_from", "split_from"]
+__all__ = ["IN_MEMORY", "Given", "dataset_from", "split_from"]
 
-IN_MEMORY = ("memory", "pictures")  # what data sets are called that no file names
+IN_MEMORY = ("memory", "pictures", "files")  # what data sets are called to which no name leads again
 
 _CHANNELS = (1, 3)
 _IMAGES, _LABELS = ("image", "img", "pixel_values"), ("label", "labels", "fine_label", "class", "target")
 SIDE = 256  # to which PIL images of several sizes are resized, unless you say otherwise
 
 
-def dataset_from(data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int = 0) -> Dataset:
+@dataclass(frozen=True, eq=False)
+class Given:
+    """Data in memory that are read already, and still used as they were given."""
+
+    split: Split
+
+
+def dataset_from(
+    data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int = 0, origin: Origin = USER
+) -> Dataset:
     """What `fit` trains and tests on. Without a test part, a fifth of the classes is held out for it.
 
     Args:
-        data: a data set, a name, a folder, a CSV, or any form above.
+        data: a data set, a name, `module:thing`, a folder, a CSV, or any form above.
         root: of a name, where its files lie.
         held_out: so many training classes are tested on instead.
         seed: by which classes are held out where there is no test part.
         resize: to which PIL images of several sizes are brought; 0 is 256.
+        origin: who gave the name, if it is one.
     """
     if isinstance(data, Dataset):
         return data
+    if is_own(data):
+        return own_dataset(data, root, seed=seed, held_out=held_out, resize=resize, origin=origin)
     if isinstance(data, str) or hasattr(data, "__fspath__"):
         return dataset(data, root, held_out=held_out)
     if isinstance(data, Mapping) and not _is_hub(data):
@@ -70,7 +87,8 @@ def _named(train: Split, test: Split, *notes: str) -> Dataset:
     """Tensors are `memory`, and trained on as they are; PIL images are `pictures`, which the recipe crops."""
     files = train.paths is not None and test.paths is not None
     kind = "files" if files else "pictures" if "pictures" in (train.name, test.name) else "memory"
-    return Dataset(kind, replace(train, name=f"{kind}/train"), replace(test, name=f"{kind}/test"), notes)
+    train, test = replace(train, name=f"{kind}/train"), replace(test, name=f"{kind}/test")
+    return Dataset(kind, train, test, notes, as_given=kind == "memory")
 
 
 def _part(data: Any, name: str, resize: int) -> Split:
@@ -99,8 +117,8 @@ def split_from(data: Any, name: str = "images", *, resize: int = 0) -> Split:
     >>> split_from((torch.rand(4, 3, 8, 8), ["cat", "dog", "cat", "dog"])).classes
     ('cat', 'dog')
     """
-    if isinstance(data, Split):
-        return data
+    if isinstance(data, Split | Given):
+        return data if isinstance(data, Split) else data.split
     try:
         return _split_from(data, name, resize)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:  # it may be anything
@@ -141,6 +159,7 @@ def _in_order(loader: "DataLoader[Any]") -> bool:
 def in_memory(images: Any, labels: Any, name: str, names: Sequence[str] | None = None) -> Split:
     """(images, labels) as a split; `names` are those of numbered classes."""
     pixels = torch.as_tensor(images)
+    pixels = pixels.unsqueeze(1) if pixels.ndim == 3 else pixels  # grey, without an axis for it
     numbers, classes = _numbered(labels, names)
     if pixels.ndim != 4 or numbers.ndim != 1 or len(pixels) != len(numbers):
         raise DataError(
@@ -215,7 +234,11 @@ def _gathered(items: Iterator[Any], name: str, names: Any, resize: int) -> Split
 def _unbatched(loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """The items of the batches of a loader whose data set is a stream."""
     for batch in loader:
-        yield from zip(batch[0], batch[1])
+        if isinstance(batch, Mapping):  # of a Hugging Face split
+            image, label = _columns(list(batch))
+            yield from zip(batch[image], batch[label])
+        else:
+            yield from zip(batch[0], batch[1])
 
 
 def _is_hub(data: Any) -> bool:
@@ -223,8 +246,8 @@ def _is_hub(data: Any) -> bool:
     return hasattr(data, "column_names") and hasattr(data, "features") and not isinstance(data, Mapping)
 
 
-def _hub_columns(data: Any) -> tuple[str, str]:
-    columns = list(data.column_names)
+def _columns(columns: Sequence[str]) -> tuple[str, str]:
+    """The columns of images and of labels."""
     found = [next((name for name in known if name in columns), None) for known in (_IMAGES, _LABELS)]
     if None in found:
         raise DataError(f"the columns are {', '.join(columns)}: name them image and label (rename_column)")
@@ -232,13 +255,29 @@ def _hub_columns(data: Any) -> tuple[str, str]:
 
 
 def _hub_items(data: Any) -> Iterator[tuple[Any, Any]]:
-    image, label = _hub_columns(data)
-    for item in data:
-        yield item[image], item[label]
+    """(image, label) of every row; a split that is streamed may tell its columns with its first row only."""
+    rows = iter(data)
+    first = next(rows, None)
+    if first is None:
+        return
+    image, label = _columns(list(data.column_names or first))
+    for row in chain((first,), rows):
+        yield _decoded(row[image]), row[label]
 
 
 def _hub_names(data: Any) -> Any:
-    return getattr(data.features[_hub_columns(data)[1]], "names", None)
+    if not data.features:
+        return None
+    return getattr(data.features[_columns(list(data.features))[1]], "names", None)
+
+
+def _decoded(image: Any) -> Any:
+    """The image of a row: decoded already, or as {"bytes": …, "path": …}, the form of `Image(decode=False)`."""
+    from PIL import Image
+
+    if isinstance(image, Mapping) and {"bytes", "path"} <= set(image):
+        return Image.open(image["path"] if image["bytes"] is None else BytesIO(image["bytes"]))
+    return image
 
 
 def _pixels(image: Any, side: int) -> Any:

@@ -12,6 +12,7 @@ from ..errors import DataError, SettingsError, nearest
 from ..random import Key
 from .layouts import entries, images_by_class, listed_images, once, read_table, some
 from .official import cars, cub, inshop, sop
+from .own import is_own, own_dataset
 from .splits import Dataset, Split, check_classes
 
 __all__ = ["DATASETS", "Dataset", "Split", "csv_split", "dataset", "folder_split"]
@@ -21,6 +22,8 @@ def dataset(
     name: str | Path, root: str | Path | None = None, *, seed: int = 0, held_out: int = 0, **options: Any
 ) -> Dataset:
     """A data set by name, from a folder of class folders, or from a CSV with the columns path, label[, split].
+
+    Yours is `module:function`, which returns what `fit` takes.
 
     With `held_out`, the last N training classes become the test split, and the real test split is not used.
 
@@ -32,12 +35,14 @@ def dataset(
         names = ", ".join(DATASETS)
         raise SettingsError(f"a data set must be one of {names}, a folder or a CSV, not a {type(name).__name__}")
     name = str(name)
+    if is_own(name):
+        return own_dataset(name, root, seed=seed, held_out=held_out, options=options)
     if name not in DATASETS and root is None and Path(name).expanduser().is_dir():
         name, root = "folder", name
     if name not in DATASETS and root is None and name.endswith(".csv"):
         name, root = "csv", name
     if name not in DATASETS:
-        choice = f"choose one of {', '.join(DATASETS)}, or give a folder of class folders or a CSV"
+        choice = f"choose one of {', '.join(DATASETS)}, or give a folder of class folders, a CSV or module:function"
         if Path(name).expanduser().is_file():
             raise SettingsError(f"{name} is a file but not a .csv; {choice}")
         raise SettingsError(f"no data set or folder {name!r}; {nearest(name, DATASETS, choice)}")

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..console import shown
+from ..display import html_table
 from ..errors import DataError
 from .contents import hashes
 
@@ -52,6 +54,21 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"<Split {shown(self.name)}: {', '.join(self._told())}>"
+
+    def _repr_html_(self) -> str:
+        return html_table(f"Split {self.name}", (), (), subtitle=", ".join(self._told()))
+
+    def _told(self) -> list[str]:
+        """Images, classes and kind, in a few words."""
+        classes = len(torch.unique(self.labels))
+        told = [f"{len(self):,} images of {classes:,} class{'es' * (classes != 1)}"]
+        told += [f"{int(self.queries.sum()):,} of them queries"] if self.queries is not None else []
+        if self.images is None:
+            return [*told, "files"]
+        return [*told, f"{'×'.join(map(str, self.images.shape[1:]))} {str(self.images.dtype).removeprefix('torch.')}"]
 
     def keep(self, chosen: Tensor) -> "Split":
         """The same split with only the images of a boolean mask or of a list of ids, in that order."""
@@ -169,6 +186,7 @@ class Dataset:
     notes: tuple[str, ...] = ()
     root: str = ""  # as given, so that a run can find its images again
     held_out: int = 0  # the number of training classes that replace the test split
+    as_given: bool = False  # `fit` trains on the images as they are, whatever the recipe says of resize and crop
 
     def __post_init__(self) -> None:
         check_classes(self.train)
@@ -193,6 +211,18 @@ class Dataset:
         unseen = replace(self.train.keep(held), name=f"{self.train.name}, last {classes} classes")
         note = f"evaluating on {classes} held-out training classes instead of the test split."
         return replace(self, train=seen, test=unseen, notes=(*self.notes, note), held_out=classes)
+
+    def __repr__(self) -> str:
+        train, test = (", ".join(split._told()) for split in (self.train, self.test))
+        held = f", {self.held_out} classes held out" if self.held_out else ""
+        return f"<Dataset {shown(self.name)}{held}: train {train};\n test {test}>"
+
+    def _repr_html_(self) -> str:
+        parts = (("train", self.train), ("test", self.test))
+        rows = [[part, f"{len(split):,}", len(torch.unique(split.labels)), *split._told()[1:]] for part, split in parts]
+        wide = max(map(len, rows))
+        filled = [[*row, *[""] * (wide - len(row))] for row in rows]
+        return html_table(f"Dataset {self.name}", ["part", "images", "classes", *[""] * (wide - 3)], filled, self.notes)
 
     @property
     def query(self) -> Split:

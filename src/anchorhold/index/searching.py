@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..console import shown
 from ..data.decode import pixels_of, why_unreadable
 from ..device import device_named, living_on
+from ..display import html_table
 from ..errors import DataError, check, lacks_memory
 from ..geometry import retrieve
 from ..model.frozen import frozen
@@ -47,6 +48,14 @@ class Found:
             label = f"{shown(hit.label)[:24]:24}  " if labelled else ""
             lines.append(f"{hit.rank:>6}  {hit.distance:>8.4f}  {label}{shown(hit.id)}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        first = f", the first {shown(self.hits[0].id)} at {self.hits[0].distance:.4f}" if self.hits else ""
+        return f"<Found {len(self.hits)} images nearest to {shown(self.image)}{first}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[hit.rank, f"{hit.distance:.4f}", hit.label, hit.id] for hit in self.hits]
+        return html_table(f"nearest to {self.image}", ["rank", "distance", "label", "id"], rows)
 
 
 def search(

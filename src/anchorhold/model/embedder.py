@@ -207,7 +207,7 @@ def save(model: Embedder, path: str | Path) -> Path:
     if path.is_dir():
         path = path / EXPORT
     report = asdict(model.weights_report) if model.weights_report else None
-    seen = asdict(model.trained_on) if model.trained_on else None
+    seen = model.trained_on.record() if model.trained_on else None
     about = {"config": model.config, "weights": report, "trained_on": seen}
     # Copies, because safetensors refuses tensors that share memory, such as tied weights.
     tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in model.state_dict().items()}

@@ -4,7 +4,6 @@ A file holds weights and a record, never code. So you give the module again when
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ class Trainable(OnHub, Victim):
         """Write weights and record as one safetensors file; into a folder, as model.safetensors."""
         path = Path(path)
         path = path / EXPORT if path.is_dir() else path
-        seen = asdict(self.trained_on) if self.trained_on else None
+        seen = self.trained_on.record() if self.trained_on else None
         # Copies: safetensors refuses tensors that share memory, as tied weights do.
         tensors = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in self.state_dict().items()}
         with atomic(path) as temporary:

@@ -178,9 +178,12 @@ def command_of(audit: Mapping[str, Any]) -> str:
     words += ["--full"] if s.get("limit") == 0 else ["--limit", str(s.get("limit"))]
     random = s.get("start") == "random"
     words += ["--threat", "adml"] if random else []
-    words += ["--method", str(s["method"])] if s.get("method", "pgd") != "pgd" else []
+    method = s.get("method", "pgd")
+    words += ["--method", str(method)] if method != "pgd" else []
     words += ["--norm", str(s["norm"])] if s.get("norm", "linf") != "linf" else []
-    words += ["--eps", pixel_fraction(s["eps"]), "--alpha", pixel_fraction(s["alpha"]), "--steps", str(s["steps"])]
+    words += ["--eps", pixel_fraction(s["eps"])]
+    words += ["--alpha", pixel_fraction(s["alpha"])] if method == "pgd" else []
+    words += ["--steps", str(s["steps"])] if method != "fgsm" else []
     words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
     words += ["--surrogate", "SECOND"] if dig(audit, "strong", "surrogate") else []
     words += ["--curve", ",".join(map(pixel_fraction, s["epsilons"]))] if s.get("epsilons") else []
@@ -264,6 +267,7 @@ def _data(data: Mapping[str, Any]) -> str:
 def _attack(s: Mapping[str, Any]) -> str:
     how = f"{str(s.get('method', 'pgd')).upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
     how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s.get("method", "pgd") == "pgd" else ""
+    how += f", {s['steps']} iterations" if s.get("method") == "cw" else ""
     starts = s.get("seeds", 1)
     random = f" from {starts} random starts" if starts > 1 else " from a random start"
     how += random if s.get("start") == "random" else ""

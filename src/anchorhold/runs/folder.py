@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..console import shown
+from ..display import frame_of, html_table
 from ..errors import RunError, lacks_memory
-from .fields import field, number, parsed
+from .fields import dig, field, number, parsed
 from .files import regular
 from .schemas import RUN_SCHEMA, upgraded
 from .sealed import SEAL, check_seal, save_sealed
@@ -24,11 +26,15 @@ from .writing import appended, atomic
 __all__ = ["EXPORT", "Run", "without_nan"]
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from torch import Tensor
 
 EXPORT = "model.safetensors"  # file name of the exported model in a run folder
 
 T = TypeVar("T")
+
+_SHOWN = ("epoch", "loss", "r1", "map_r", "r1_attacked", "accuracy", "drift", "features_r1", "seconds")  # in a notebook
+_ROWS = 8
 
 
 class Run:
@@ -128,6 +134,44 @@ class Run:
         with atomic(self.path / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
+    # in a notebook
+
+    def to_frame(self) -> "DataFrame":
+        """metrics.jsonl as a pandas DataFrame, a row for each epoch; pandas has to be installed."""
+        return frame_of(self.metrics())
+
+    def __repr__(self) -> str:
+        try:
+            told = self._told()
+        except RunError:  # nothing there yet, or not readable: a repr never fails
+            return f"<Run {shown(str(self.path))}>"
+        return f"<Run {shown(str(self.path))}: {', '.join(f'{name} {value}' for name, value in told.items())}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            told, rows = self._told(), self.metrics()
+        except RunError:
+            return html_table(repr(self), (), ())
+        names = [name for name in _SHOWN if any(name in row for row in rows)]
+        last = [["…", *[""] * (len(names) - 1)]] if len(rows) > _ROWS else []
+        table = last + [[_brief(row.get(name)) for name in names] for row in rows[-_ROWS:]]
+        said = ", ".join(f"{name} {value}" for name, value in told.items())
+        return html_table(f"Run {self.path}", names, table, subtitle=said)
+
+    def _told(self) -> dict[str, str]:
+        """What the record says of the run, in a few words; it may come from anyone."""
+        info, rows = self.read_json(), self.metrics()
+        done = number(rows[-1].get("epoch")) if rows else 0
+        asked = number(dig(info, "settings", "train", "epochs"))
+        found = {
+            "status": dig(info, "status"),
+            "recipe": dig(info, "settings", "recipe"),
+            "epoch": None if done is None else f"{done:g}" + ("" if asked is None else f" of {asked:g}"),
+        }
+        scored = [value for row in rows if (value := number(row.get("r1"))) is not None]
+        found["R@1"] = f"{scored[-1]:.1f}" if scored else None
+        return {name: shown(str(value))[:60] for name, value in found.items() if isinstance(value, str) and value}
+
     # checkpoints
 
     def save(self, tensors: Mapping[str, "Tensor"], state: Mapping[str, Any]) -> None:
@@ -186,3 +230,8 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _brief(value: Any) -> str:
+    known = number(value)
+    return "" if known is None else f"{known:.4g}"

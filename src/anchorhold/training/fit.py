@@ -5,7 +5,7 @@ anchorhold train cub --root CUB_200_2011 --recipe hm-lga --set defence.steps=32 
 anchorhold resume runs/hm32
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from shlex import quote
@@ -20,6 +20,7 @@ from ..config.settings import Settings
 from ..console import Report, Silent
 from ..data.adapters import IN_MEMORY, dataset_from
 from ..data.datasets import dataset
+from ..data.own import is_own
 from ..data.splits import Dataset, Split, by_lengths
 from ..data.trained import TrainedOn
 from ..defences.own import name_of
@@ -37,12 +38,13 @@ from ..perturb.settings import Threat
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
+from .callbacks import Callback, callbacks_of
 from .forecasting import say_if_long
 from .loop import train
 from .suited import suited
 from .trainer import Trainer
 
-__all__ = ["Prepared", "build_model", "fit", "prepared", "resume", "with_data"]
+__all__ = ["Prepared", "build_model", "data_from", "fit", "prepared", "resume", "settings_for", "with_data"]
 
 
 def fit(
@@ -59,14 +61,15 @@ def fit(
     device: str = "auto",
     report: Report | None = None,
     replace_run: bool = False,
+    callbacks: Sequence[Callback | str] = (),
 ) -> Run:
     """Train a model by a recipe, and return its run folder.
 
     Args:
         model: the model to train; None builds the one that the settings describe. Any module that maps images to
             vectors will do, `ah.wrap(module, mean=…, std=…, size=…)` where images have to be prepared for it.
-        data: from `ah.dataset`, or what that takes first: a name, a folder, a CSV. Or images in memory: (images,
-            labels), a torch Dataset or DataLoader, a Hugging Face split, {"train": …, "test": …} of these.
+        data: from `ah.dataset`, or what that takes first: a name, a folder, a CSV, `module:function`. Or images in
+            memory: (images, labels), a torch Dataset or DataLoader, a Hugging Face split, {"train": …, "test": …}.
         recipe: the name of a recipe, or a TOML file.
         out: the run folder; by default a new one in runs/, named after data, recipe and seed.
         settings: the whole settings, instead of recipe and overrides.
@@ -76,9 +79,11 @@ def fit(
         threat: what the attack inside the training may do, instead of the recipe's: `ah.Threat(eps=0.5, norm="l2")`.
         row: the published row that the settings belong to, for the record.
         device: auto, cpu, cuda or cuda:N.
-        report: receives progress and messages; None is silent.
+        report: receives progress and messages, such as `ah.Console()`; None is silent.
         replace_run: whether an existing run in `out` may be overwritten.
+        callbacks: told about every epoch and the end (`ah.Callback`): objects, "tensorboard", or `module:thing`.
     """
+    told = callbacks_of(callbacks)
     data, settings, given, notes = prepared(model, data, recipe, settings, overrides, defence, row)
     settings = settings if threat is None else _against(threat, settings)
     where = device_named(device)
@@ -100,13 +105,14 @@ def fit(
         "ranks": ranks.size,
         "status": "training",
     }
-    out = out or Path("runs") / f"{data.name}-{Path(settings.recipe or 'run').stem}-{settings.train.seed}"
+    word = data.name.replace("/", "-").replace(":", "-")  # of module:thing
+    out = out or Path("runs") / f"{word}-{Path(settings.recipe or 'run').stem}-{settings.train.seed}"
     run = Run(out, writes=ranks.first)
     with one_writer(out, ranks, report):
         _create(run, info, replace_run, ranks, report)
         if ranks.size == 1:
             say_if_long(settings, model, data, where, report)
-        train(Trainer(run, settings, model, data, where, report, ranks))
+        train(Trainer(run, settings, model, data, where, report, ranks, told))
     return run
 
 
@@ -120,6 +126,7 @@ def resume(
     report: Report | None = None,
     allow: Collection[str] = (),
     defence: Callable[..., Any] | None = None,
+    callbacks: Sequence[Callback | str] = (),
 ) -> Run:
     """Continue a run from its last checkpoint.
 
@@ -129,11 +136,13 @@ def resume(
         data: only needed if the run was given data by hand, in any form that `fit` takes.
         root: the folder of the images, if they have moved.
         device: auto, cpu, cuda or cuda:N.
-        report: receives progress and messages; None is silent.
+        report: receives progress and messages, such as `ah.Console()`; None is silent.
         allow: code that may be imported, as `module:thing`, and weights that may be downloaded, as `hf:owner/name`;
             settings that name others are refused.
         defence: the defence of your own that the run trains by, where it was given as an object.
+        callbacks: as in `fit`; a run does not remember them.
     """
+    told = callbacks_of(callbacks)
     where = device_named(device)
     ranks = joined(where)
     run = Run(out, writes=ranks.first)
@@ -147,7 +156,7 @@ def resume(
         if _complete(run, info, ranks, report):
             return run
         settings = build(run.field(info, "settings", dict), origin)
-        data = _resumed_data(run, settings, data, root)
+        data = _resumed_data(run, info, settings, data, root, origin)
         _check_same_data(run, info, data, report)
         model = _resumed_model(run, info, settings, data, origin) if model is None else _same_model(run, info, model)
         _remember(model, settings, data)
@@ -156,7 +165,7 @@ def resume(
             report.say(f"begun on {info.get('device')}, resumed on {here}: results may differ by rounding")
         # No hash is recorded until the model is exported again.
         run.update_json(status="training", export=None, model={**info["model"], "config": model.config})
-        train(Trainer(run, settings, model, data, where, report, ranks))
+        train(Trainer(run, settings, model, data, where, report, ranks, told))
     return run
 
 
@@ -183,7 +192,7 @@ def prepared(
 ) -> Prepared:
     """The arguments of `fit`, read. A small data set of yours gets a smaller batch, unless you set its size."""
     if not isinstance(data, Dataset):
-        data = _data_from(data, nested(overrides or {}).get("data", {}))
+        data = data_from(data, nested(overrides or {}).get("data", {}))
     if defence is not None:
         check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
         overrides = _with_defence(overrides or {}, defence)
@@ -194,14 +203,14 @@ def prepared(
         if not row:  # the row of a paper keeps its batch
             settings, note = suited(settings, data.name, data.train, set_by_user(recipe, overrides))
     given = None if model is None else trainable(model, settings.model.freeze_batchnorm)
-    return Prepared(data, _settings_for(given, data, settings), given, (note,) if note else ())
+    return Prepared(data, settings_for(given, data, settings), given, (note,) if note else ())
 
 
 def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     """The overrides, completed with the name, root and held-out classes of the data set."""
     known: dict[str, Any] = {"name": data.name, "root": data.root}
     known |= {"held_out": data.held_out} if data.held_out else {}
-    known |= {"resize": 0, "crop": 0} if data.name == "memory" else {}  # tensors are trained on as they are
+    known |= {"resize": 0, "crop": 0} if data.as_given else {}
     overrides = nested(overrides)
     given = overrides.get("data", {})
     check(isinstance(given, Mapping), f"overrides: data must be a section of settings, not {given!r}")
@@ -231,7 +240,7 @@ def _against(threat: Threat, settings: Settings) -> Settings:
     return replace(settings, defence=changed)
 
 
-def _settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Settings) -> Settings:
+def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Settings) -> Settings:
     """The settings, checked against the data; a given model replaces the one they describe."""
     check(
         settings.data.held_out == data.held_out,
@@ -264,23 +273,33 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
     )
 
 
-def _data_from(data: Any, section: Any) -> Dataset:
+def data_from(data: Any, section: Any) -> Dataset:
     """The data set that `fit` is given, in any form; `section` is what overrides say about data."""
     check(isinstance(section, Mapping), f"overrides: data must be a section of settings, not {section!r}")
-    held_out, resize = (section.get(name, 0) for name in ("held_out", "resize"))
+    given = [section.get(name, 0) for name in ("held_out", "resize")]
+    held_out, resize = (int(each) if isinstance(each, str) and each.isdecimal() else each for each in given)
     whole = all(isinstance(each, int) and each >= 0 for each in (held_out, resize))
     check(whole, f"data.held_out ({held_out!r}) and data.resize ({resize!r}) must be whole numbers")
     return dataset_from(data, section.get("root"), held_out=held_out, resize=resize)
 
 
-def _resumed_data(run: Run, settings: Settings, data: Any, root: str | Path | None) -> Dataset:
+def _resumed_data(
+    run: Run, info: Mapping[str, Any], settings: Settings, data: Any, root: str | Path | None, origin: Origin
+) -> Dataset:
     """The data of a run: found again by name and root, or given again."""
     wanted = settings.data
-    if data is not None:
-        return dataset_from(data, held_out=wanted.held_out, resize=wanted.resize)
-    if wanted.name in IN_MEMORY:
-        raise RunError(f"{run.path} was given its data in memory: give the same again, ah.resume(…, data=…)")
-    return dataset(wanted.name, root or wanted.root or None, held_out=wanted.held_out)
+    if data is None and wanted.name in IN_MEMORY:
+        raise RunError(f"{run.path} was given its data by hand: give the same again, ah.resume(…, data=…)")
+    if data is None and not is_own(wanted.name):
+        return dataset(wanted.name, root or wanted.root or None, held_out=wanted.held_out)
+    given, place = (wanted.name, root or wanted.root or None) if data is None else (data, None)
+    mark = run.field(info, "data.train", str)
+    # PIL images of one size are kept in it, unless `fit` was told to resize them: its recipe does not count.
+    for resize in dict.fromkeys((wanted.resize, 0)):
+        found = dataset_from(given, place, held_out=wanted.held_out, resize=resize, origin=origin)
+        if found.train.images is None or found.train.fingerprint() == mark:
+            break
+    return found
 
 
 def _same_model(run: Run, info: Mapping[str, Any], model: nn.Module) -> Embedder | Trainable:

@@ -34,6 +34,13 @@ CHECK_EVERY = 20  # check for NaN every N steps, because each check waits for th
 
 def train(trainer: Trainer) -> None:
     """Train to the last epoch, then write the model. A signal or a failed check ends the run earlier."""
+    with trainer.callbacks.told():
+        train_epochs(trainer)
+        export(trainer)
+
+
+def train_epochs(trainer: Trainer) -> None:
+    """Train, measure and save, epoch by epoch."""
     at, last = trainer.at, trainer.settings.train.epochs
     # A module of yours may draw from torch: those draws are the run's, and your generators stay as they were.
     cards = [trainer.device] if trainer.device.type == "cuda" else []
@@ -44,11 +51,11 @@ def train(trainer: Trainer) -> None:
         while at.epoch < last:
             train_epoch(trainer, estimate, stopping, advance)
             row = evaluate_epoch(trainer)
+            trainer.callbacks.epoch(row)
             advance(at.step, summary(row))
             judge_epoch(trainer, row)
             if trainer.checkpoint_due() or at.epoch == last:
                 trainer.save()
-    export(trainer)
 
 
 def train_epoch(trainer: Trainer, estimate: Estimate, stopping: Callable[[], bool], advance: Advance) -> None:

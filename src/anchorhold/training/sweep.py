@@ -14,10 +14,13 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from ..auditing.plan import AuditSettings
 from ..auditing.run import audit
@@ -29,9 +32,11 @@ from ..console import Report, Silent
 from ..data.splits import Dataset
 from ..device import device_named
 from ..distributed import joined
-from ..errors import AnchorholdError, Interrupted, RunError, check
+from ..errors import AnchorholdError, Interrupted, ModelError, RunError, check
 from ..extensions import Origin, code_named_in
-from ..model.embedder import load_embedder
+from ..model.load import load
+from ..model.trainable import trainable
+from ..model.wrap import Victim
 from ..report.collect import collect
 from ..report.compare import leaves, matrix, runs_table
 from ..report.plots import plot_against
@@ -40,7 +45,7 @@ from ..runs.fields import dig, table
 from ..runs.folder import Run
 from ..runs.locks import one_writer
 from ..runs.writing import atomic
-from .fit import fit, resume, with_data
+from .fit import fit, resume, settings_for, with_data
 from .suited import suited
 
 __all__ = ["Point", "Swept", "parse_vary", "points", "sweep"]
@@ -129,6 +134,7 @@ def sweep(
     *,
     overrides: Mapping[str, Any] | None = None,
     audited: Mapping[str, Any] | None = None,
+    model: Callable[[], nn.Module] | None = None,
     device: str = "auto",
     report: Report | None = None,
 ) -> Swept:
@@ -141,19 +147,21 @@ def sweep(
         out: the folder of the sweep; give the same one to resume.
         overrides: changes to the recipe in all runs.
         audited: settings of the audits (`AuditSettings`), such as {"limit": 500}; None audits nothing.
+        model: makes the module of your own that every run trains, a new one at each call.
         device: auto, cpu, cuda or cuda:N.
         report: receives progress and messages; None is silent.
     """
     out, report = Path(out), report or Silent()
     overrides = with_data(overrides or {}, data)
     planned = [_suited(point, data, overrides, vary) for point in points(recipe, vary, overrides)]
+    modules = None if model is None else Modules(model, vary)
     with one_writer(out, joined(device_named(device)), report):
         for done, point in enumerate(planned, 1):
             report.say(f"{done} of {len(planned)}: {point.folder}")
             try:
-                whole = _trained(out / point.folder, point.settings, data, device, report)
+                whole = _trained(out / point.folder, point.settings, data, modules, device, report)
                 if whole and audited is not None:
-                    _audit(out / point.folder, data, audited, device, report)
+                    _audit(out / point.folder, data, audited, modules, device, report)
             except Interrupted as error:
                 raise Interrupted(f"{error}; or run the same sweep again to resume all of it") from None
         return _written(out, planned, list(vary), report)
@@ -165,8 +173,36 @@ def _suited(point: Point, data: Dataset, overrides: Mapping[str, Any], vary: Col
     return replace(point, settings=suited(point.settings, data.name, data.train, fixed)[0])
 
 
-def _trained(path: Path, settings: Settings, data: Dataset, device: str, report: Report) -> bool:
+class Modules:
+    """Makes the module of the user's for one run after another."""
+
+    def __init__(self, make: Callable[[], nn.Module], vary: Mapping[str, Sequence[str]]) -> None:
+        own = [key for key in vary if key.startswith("model.") and key != "model.freeze_batchnorm"]
+        check(not own, f"your module brings what {', '.join(own)} would set; vary something else")
+        self._make, self._made = make, list[nn.Module]()
+
+    def new(self, seed: int) -> nn.Module:
+        """A module that no run has trained yet; its first weights depend on the seed of the run alone."""
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            module = self._make()
+        if any(module is each or _inside(module) is _inside(each) for each in self._made):
+            raise ModelError("your function gives the same module twice, and each run trains its own: make it there")
+        self._made = [module]
+        return module
+
+
+def _inside(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, Victim) else module
+
+
+def _trained(
+    path: Path, settings: Settings, data: Dataset, modules: Modules | None, device: str, report: Report
+) -> bool:
     """Train a run unless it is trained; returns whether it has a model, which a collapsed run has not."""
+    module = None if modules is None else modules.new(settings.train.seed)
+    if module is not None:
+        settings = settings_for(trainable(module, settings.model.freeze_batchnorm), data, settings)
     begun = (path / "run.json").exists()
     # The user named this code and these weights in this call.
     allowed = frozenset((*code_named_in(to_dict(settings)), settings.model.weights))
@@ -181,9 +217,9 @@ def _trained(path: Path, settings: Settings, data: Dataset, device: str, report:
             return status == "done"
     try:
         if begun:
-            resume(path, data=data, device=device, report=report, allow=allowed)
+            resume(path, model=module, data=data, device=device, report=report, allow=allowed)
         else:
-            fit(None, data, settings=settings, out=path, device=device, report=report)
+            fit(module, data, settings=settings, out=path, device=device, report=report)
     except RunError as error:
         if not (path / "run.json").exists() or Run(path).read_json().get("status") != "stopped":
             raise
@@ -200,7 +236,9 @@ def _check_same(path: Path, was: Settings, now: Settings) -> None:
         raise RunError(f"{path} holds a run with other settings ({', '.join(changed)}); choose another --out")
 
 
-def _audit(path: Path, data: Dataset, options: Mapping[str, Any], device: str, report: Report) -> None:
+def _audit(
+    path: Path, data: Dataset, options: Mapping[str, Any], modules: Modules | None, device: str, report: Report
+) -> None:
     """Audit a run inside its folder, unless the same audit is there already."""
     place = path / "audit"
     if (place / "audit.json").exists():
@@ -210,7 +248,14 @@ def _audit(path: Path, data: Dataset, options: Mapping[str, Any], device: str, r
         if isinstance(known, dict) and asked == json.loads(json.dumps(usual)) | known:
             report.say("already audited")
             return
-    audit(load_embedder(path), data, out=place, device=device, report=report, **options)
+    audit(
+        load(path, module=None if modules is None else modules.new(0)),
+        data,
+        out=place,
+        device=device,
+        report=report,
+        **options,
+    )
 
 
 def _written(out: Path, planned: Sequence[Point], keys: Sequence[str], report: Report) -> Swept:

@@ -1,5 +1,6 @@
 """The state of a run during training: the model, and all that is trained, saved or counted with it."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -24,6 +25,7 @@ from ..random import Key
 from ..runs.fields import dig, number
 from ..runs.folder import Run
 from . import checkpoint
+from .callbacks import Callback, Callbacks
 from .checkpoint import Meters, Progress
 from .regimes import regime_of
 from .timing import Clock
@@ -43,6 +45,7 @@ class Trainer:
         device: torch.device,
         report: Report,
         ranks: Ranks,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Load images, put the model on its device, and restore the last checkpoint.
 
@@ -54,7 +57,9 @@ class Trainer:
             device: where to compute.
             report: receives progress and messages.
             ranks: the processes that share the work.
+            callbacks: told about every epoch and the end.
         """
+        self.callbacks = Callbacks(callbacks, run, report)
         self.run, self.settings, self.device, self.report, self.ranks = run, settings, device, report, ranks
         self.key = Key.of(settings.train.seed)
         for note in data.notes:
