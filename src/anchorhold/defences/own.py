@@ -21,19 +21,10 @@ from typing import Any
 from ..errors import SettingsError
 from ..extensions import Origin, imported, kind_of
 
-__all__ = ["OWN", "is_code", "name_of", "own_defence", "settings_type"]
+__all__ = ["OWN", "name_of", "own_defence", "settings_type"]
 
 OWN: dict[str, Callable[..., Any]] = {}
 """The defences of yours that this process knows, by name."""
-
-
-def is_code(name: str) -> bool:
-    """Whether a name is one of code.
-
-    >>> is_code("mine:noise"), is_code("hardness")
-    (True, False)
-    """
-    return ":" in name
 
 
 def own_defence(name: str, origin: Origin) -> Callable[..., Any]:
