@@ -10,6 +10,7 @@ import pytest
 import anchorhold
 
 PUBLIC = [
+    "AdversarialBatch",
     "AnchorholdError",
     "Ascent",
     "Ball",
@@ -20,6 +21,7 @@ PUBLIC = [
     "Problem",
     "Split",
     "__version__",
+    "adversary",
     "ars",
     "ascend",
     "audit",
@@ -29,6 +31,7 @@ PUBLIC = [
     "export",
     "fit",
     "load",
+    "mine",
     "resume",
     "search",
     "wrap",

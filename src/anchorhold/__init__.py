@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .index.embedding import embed
     from .index.exporting import export
     from .index.searching import search
+    from .mining import mine
     from .model.embedder import Embedder
     from .model.load import load
     from .model.wrap import wrap
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
     from .perturb.settings import Budget
     from .scores import ars, ers
     from .training.fit import fit, resume
+    from .training.own_loop import AdversarialBatch, adversary
 
 _PLACES = {
+    "AdversarialBatch": ("training.own_loop", "AdversarialBatch"),
     "AnchorholdError": ("errors", "AnchorholdError"),
     "Ascent": ("perturb.problem", "Ascent"),
     "Ball": ("perturb.ball", "Ball"),
@@ -36,6 +39,7 @@ _PLACES = {
     "Objective": ("perturb.problem", "Objective"),
     "Problem": ("perturb.problem", "Problem"),
     "Split": ("data.datasets", "Split"),
+    "adversary": ("training.own_loop", "adversary"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
     "audit": ("auditing.run", "audit"),
@@ -45,12 +49,14 @@ _PLACES = {
     "export": ("index.exporting", "export"),
     "fit": ("training.fit", "fit"),
     "load": ("model.load", "load"),
+    "mine": ("mining", "mine"),
     "resume": ("training.fit", "resume"),
     "search": ("index.searching", "search"),
     "wrap": ("model.wrap", "wrap"),
 }
 
 __all__ = [
+    "AdversarialBatch",
     "AnchorholdError",
     "Ascent",
     "Ball",
@@ -61,6 +67,7 @@ __all__ = [
     "Problem",
     "Split",
     "__version__",
+    "adversary",
     "ars",
     "ascend",
     "audit",
@@ -70,6 +77,7 @@ __all__ = [
     "export",
     "fit",
     "load",
+    "mine",
     "resume",
     "search",
     "wrap",

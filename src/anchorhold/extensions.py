@@ -113,7 +113,8 @@ def named(thing: Any, origin: Origin, what: str = "") -> Named:
     if not isinstance(thing, str):
         return Named(_name_of(thing), thing)
     if thing.endswith(_OBJECT):
-        raise RunError(f"{what or thing} was given as an object, {thing}: give it again, as own={{…}} of ah.resume")
+        key = what.removeprefix("defence.") or "loss"
+        raise RunError(f"{what} was given as an object, {thing}: give it again, ah.resume(…, own={{{key!r}: …}})")
     return Named(thing, imported(thing, origin))
 
 

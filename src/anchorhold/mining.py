@@ -64,9 +64,10 @@ def numbered(labels: Tensor | Sequence[int] | Sequence[str]) -> Tensor:
     if isinstance(labels, Tensor):
         return labels.detach().reshape(-1) if labels.ndim <= 1 else labels.detach()
     values = list(labels)
-    if all(isinstance(value, str) for value in values):
-        order = {name: number for number, name in enumerate(sorted(set(values)))}
-        return torch.tensor([order[name] for name in values], dtype=torch.long)
+    names = [value for value in values if isinstance(value, str)]
+    if values and len(names) == len(values):
+        order = {name: number for number, name in enumerate(sorted(set(names)))}
+        return torch.tensor([order[name] for name in names], dtype=torch.long)
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):

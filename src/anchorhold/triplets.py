@@ -329,11 +329,12 @@ def chances(sampler: str | Sampler, view: View) -> tuple[Tensor, Tensor]:
     for what, table in (("positive", positives), ("negative", negatives)):
         told = tuple(table.shape) if isinstance(table, Tensor) else kind_of(table)
         wanted = tuple(view.same.shape)
-        check(told == wanted, f"the sampler {yours} returns {told} for the {what}s; return a chance for each of {wanted}")
+        check(told == wanted, f"the sampler {yours} returns {told} for {what}s; return a table of chances {wanted}")
         weights = table.detach().double()
-        check(bool((weights >= 0).all() & weights.isfinite().all()), f"the sampler {yours} returns a chance below 0 or NaN")
+        sound = bool((weights >= 0).all() & weights.isfinite().all())
+        check(sound, f"the sampler {yours} returns a chance below 0, NaN or infinite")
         empty = (weights.sum(1) <= 0).nonzero()
-        check(not len(empty), f"the sampler {yours} leaves an anchor without a {what}: give some sample a chance above 0")
+        check(not len(empty), f"the sampler {yours} leaves an anchor without a {what}: give some sample a chance")
     return positives.to(view.same.device), negatives.to(view.same.device)
 
 

@@ -60,10 +60,10 @@ class LossSettings:
             )
         for args, owner in (("loss_args", loss), ("miner_args", self.miner)):
             given, of = getattr(self, args), args.removesuffix("_args")
-            yours = isinstance(owner, Named)
-            check(yours or not given, f"defence.{args} are for a {of} of yours: set defence.{of} to module:thing")
-            ready = yours and owner.made
-            check(not (ready and given), f"defence.{of} is an object already: leave defence.{args} out")
+            if not isinstance(owner, Named):
+                check(not given, f"defence.{args} are for a {of} of yours: set defence.{of} to module:thing")
+            else:
+                check(not (owner.made and given), f"defence.{of} is an object already: leave defence.{args} out")
         check(isinstance(loss, Named) or not self.loss_lr, "defence.loss_lr is for the parameters of a loss of yours")
 
     def unused(self, *names: str) -> None:

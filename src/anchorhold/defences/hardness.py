@@ -7,12 +7,12 @@ H_D is the hardness of other clean triplets, a constant (2, the upper bound, is 
 gradual adversary g_LGA. g_B raises the first two as the loss falls. ICS is a loss term that keeps an anchor nearer to
 its adversarial counterpart than to the positive.
 
-The loss may be yours: it then takes the embeddings of the perturbed triplets, (a, p, n) one after the other, with their
-labels. The attack stays as it is, and LGA and g_B still go by the triplet loss, so that its scale is that of the margin.
+The loss may be yours: it then takes the embeddings of the perturbed triplets, (a, p, n) one after the other, with
+their labels. The attack stays as it is. LGA and g_B still go by the triplet loss, so that its scale is the margin's.
 
-Some settings are not in the paper. `gradual` gives g another shape than the line, `u` another onset. `rise` makes the destination relative to the source, so that no triplet starts at its
-goal. `members` keeps some of the three clean: the others then move further, as in CA-TRIDE, but each triplet has
-its own destination.
+Some settings are not in the paper. `gradual` gives g another shape than a line, and `u` another onset. `rise` makes the
+destination relative to the source, so that no triplet starts at its goal. `members` keeps some of the three
+clean: the others then move further, as in CA-TRIDE, but each triplet has its own destination.
 """
 
 import math

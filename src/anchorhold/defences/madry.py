@@ -1,8 +1,8 @@
 """Min-max training over any loss (Madry et al. 2018): min over θ of max over ‖δ‖ ≤ ε of L(f(x + δ), y).
 
 The attack climbs the loss of the whole batch, in which every image moves. Most losses of metric learning couple the
-images of a batch, so the objective is coupled. A miner chooses what trains; the attack climbs the loss without it, since
-a miner that finds nothing hard leaves nothing to climb.
+images of a batch, so the objective is coupled. A miner chooses what trains; the attack climbs the loss without it,
+since a miner that finds nothing hard leaves nothing to climb.
 
 `hardness` with destination 2 (the recipe `minmax`) is another one: it climbs the hardness of each triplet on its own.
 """
@@ -29,9 +29,8 @@ def raise_loss(step: Step, settings: Any, clean: Tensor) -> Objective:
         loss = step.companion.frozen()
         return Objective(lambda e, positions: loss(e[:, 0], labels, key), coupled=True)
     chosen = step.mine(settings.sampler, clean, settings.margin)
-    triplet = (chosen.anchor, chosen.positive, chosen.negative)
-    of = losses.LOSSES[settings.loss]
-    return Objective(lambda e, positions: of(*(e[index, 0] for index in triplet), settings.margin), coupled=True)
+    a, p, n, of = chosen.anchor, chosen.positive, chosen.negative, losses.LOSSES[settings.loss]
+    return Objective(lambda e, positions: of(e[a, 0], e[p, 0], e[n, 0], settings.margin), coupled=True)
 
 
 def adversarial_training(step: Step, settings: MadrySettings) -> Iterator[Tensor]:

@@ -70,15 +70,16 @@ class TrainingLoss(nn.Module):
 @contextmanager
 def drawn_by(key: Key, device: torch.device) -> Iterator[None]:
     """What torch, NumPy and `random` draw in the block depends on the key alone. Your generators stay as they were."""
-    seed, before = key.value, (np.random.get_state(), random.getstate())
+    # NumPy's global generator is the one that losses and miners draw from.
+    seed, before = key.value, (np.random.get_state(), random.getstate())  # noqa: NPY002
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed % 2**63)
-        np.random.seed(seed % 2**32)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)
         try:
             yield
         finally:
-            np.random.set_state(before[0])
+            np.random.set_state(before[0])  # noqa: NPY002
             random.setstate(before[1])
 
 
@@ -123,7 +124,9 @@ def batch_loss(step: Step, settings: Any, embeddings: Tensor) -> Tensor:
 # From settings to a loss -----------------------------------------------------------------------------------------
 
 
-def training_loss(settings: Any, like: Tensor, labels: Tensor | None, key: Key) -> TrainingLoss | None:
+def training_loss(
+    settings: Any, like: Tensor, labels: Tensor | None, key: Key, tried: bool = True
+) -> TrainingLoss | None:
     """The loss of yours that settings name, made, tried and on its device; None where the loss is ours.
 
     Args:
@@ -131,6 +134,7 @@ def training_loss(settings: Any, like: Tensor, labels: Tensor | None, key: Key) 
         like: some embeddings (B, D) of the model, for their length, device and dtype.
         labels: of the training split; None where the labels of batches are 0 … C−1 already.
         key: decides how proxies begin.
+        tried: whether a copy is called on a few random vectors, so that wrong use is told before training.
     """
     if not isinstance(settings, LossSettings) or not is_yours(settings):
         return None
@@ -141,9 +145,12 @@ def training_loss(settings: Any, like: Tensor, labels: Tensor | None, key: Key) 
     name: Named = settings.loss  # type: ignore[attr-defined]
     with drawn_by(key("begin"), torch.device("cpu")):
         loss = _made(name, settings.loss_args, known, "loss")
-        miner = _made(settings.miner, settings.miner_args, known, "miner") if isinstance(settings.miner, Named) else None
+        miner = None
+        if isinstance(settings.miner, Named):
+            miner = _made(settings.miner, settings.miner_args, known, "miner")
     made = TrainingLoss(loss, miner, str(name), classes).to(like.device, like.dtype)
-    _try(made, like, key)
+    if tried:
+        _try(made, like, key("trial"))
     return made
 
 
@@ -204,7 +211,7 @@ def _asked(kind: type, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _try(made: TrainingLoss, like: Tensor, key: Key) -> None:
-    """Call a copy of the loss on a few embeddings, so that wrong use is told before training.
+    """Call copies of the loss on a few random vectors.
 
     A loss whose next value is another one after it was saved and loaded again could not be resumed: it is refused.
     """
@@ -215,15 +222,14 @@ def _try(made: TrainingLoss, like: Tensor, key: Key) -> None:
     ids = torch.arange(TRIED, device=like.device)
     labels = ids // 2 % 2
     labels = labels if made.classes is None else made.classes[labels % len(made.classes)]
-    values = []
-    for call, loss in enumerate((used, used, again)):
-        if loss is again:
-            again.load_state_dict(used_state)
-        drawn = key("trial", min(call, 1)).normal(ids, (like.shape[1],), like.dtype)
-        e = unit(drawn).requires_grad_()
-        values.append(loss(e, labels, key("trial")))
-        if call == 0:
-            used_state = copy.deepcopy(used.state_dict())
+
+    def called(loss: TrainingLoss, call: int) -> Tensor:
+        vectors = unit(key("vectors", call).normal(ids, (like.shape[1],), like.dtype))
+        return loss(vectors.requires_grad_(), labels, key("draws", call))  # type: ignore[no-any-return]
+
+    values = [called(used, 0)]
+    again.load_state_dict(used.state_dict())
+    values += [called(used, 1), called(again, 1)]
     finite = all(bool(value.isfinite()) for value in values)
     check(finite, f"{made.name} is NaN or infinite on random unit vectors: check its arguments")
     if not torch.equal(values[1], values[2]):

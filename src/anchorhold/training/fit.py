@@ -21,7 +21,7 @@ from ..data.adapters import IN_MEMORY, dataset_from
 from ..data.datasets import dataset
 from ..data.splits import Dataset, Split, by_lengths
 from ..data.trained import TrainedOn
-from ..defences.own import name_of
+from ..defences.own import given_again, name_of
 from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
 from ..errors import ModelError, RunError, check
@@ -63,7 +63,9 @@ def fit(
         recipe: the name of a recipe, or a TOML file.
         out: the run folder; by default a new one in runs/, named after data, recipe and seed.
         settings: the whole settings, instead of recipe and overrides.
-        overrides: changes to the recipe, such as {"train": {"epochs": 3}} or {"train.epochs": 3}.
+        overrides: changes to the recipe, such as {"train": {"epochs": 3}} or {"train.epochs": 3}. A loss, miner,
+            sampler or gradual function of yours may stand there as an object: {"defence": {"loss": MyLoss()}}. A loss
+            is trained in place, as the model is.
         defence: your own, a function `defence(step, settings)`, instead of the recipe's; its settings are under
             "defence" in `overrides`.
         row: the published row that the settings belong to, for the record.
@@ -114,6 +116,7 @@ def resume(
     report: Report | None = None,
     allow: Collection[str] = (),
     defence: Callable[..., Any] | None = None,
+    own: Mapping[str, Any] | None = None,
 ) -> Run:
     """Continue a run from its last checkpoint.
 
@@ -126,6 +129,7 @@ def resume(
         report: receives progress and messages; None is silent.
         allow: code that may be imported, as `module:thing`; settings that name other code are refused.
         defence: the defence of your own that the run trains by, where it was given as an object.
+        own: what else of the defence's settings was given as an object, such as {"loss": MyLoss(2.0)}.
     """
     where = device_named(device)
     ranks = joined(where)
@@ -139,7 +143,7 @@ def resume(
         info = ranks.once(run.read_json)
         if _complete(run, info, ranks, report):
             return run
-        settings = build(run.field(info, "settings", dict), origin)
+        settings = build(given_again(run.path, run.field(info, "settings", dict), own or {}), origin)
         data = _resumed_data(run, settings, data, root)
         _check_same_data(run, info, data, report)
         model = _resumed_model(run, info, settings, data) if model is None else _same_model(run, info, model)

@@ -79,7 +79,7 @@ class Trainer:
             self.parts["companion"] = self.regime.companion
         self.optimiser = _optimiser(self.parts, settings, device)
         if ranks.size > 1 and isinstance(self.regime, Defending) and self.regime.companion is not None:
-            # Every rank has the gradient of the whole batch for a loss of yours, and the sum over ranks counts it often.
+            # Every rank has the whole batch's gradient of a loss of yours, and the sum over ranks counts each of them.
             for parameter in self.regime.companion.parameters():
                 parameter.register_hook(lambda gradient: gradient / ranks.size)
         self.average = Average(nn.ModuleDict(self.parts), settings.train.ema)
