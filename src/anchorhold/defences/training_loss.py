@@ -37,19 +37,22 @@ class TrainingLoss(nn.Module):
 
     classes: Tensor | None
 
-    def __init__(self, loss: Any, miner: Any, name: str, classes: Tensor | None) -> None:
+    def __init__(self, loss: Any, miner: Any, names: tuple[str, str], classes: Tensor | None) -> None:
         super().__init__()
-        self.loss, self.miner, self.name = loss, miner, name
+        self.loss, self.miner = loss, miner
+        self.name, self.miner_name = names
         self.register_buffer("classes", classes)
 
     def forward(self, embeddings: Tensor, labels: Tensor, key: Key, mined: bool = True) -> Tensor:
         """One number for the embeddings (B, D) and their labels (B,); `mined` says whether the miner chooses."""
         targets = labels if self.classes is None else torch.searchsorted(self.classes, labels)
-        with drawn_by(key, embeddings.device), _told(self.name):
-            if self.miner is None or not mined:
-                found = self.loss(embeddings, targets)
-            else:
-                found = self.loss(embeddings, targets, self.miner(embeddings, targets))
+        more = []
+        with drawn_by(key, embeddings.device):
+            if self.miner is not None and mined:
+                with _told(self.miner_name, "miner(embeddings, labels)"):
+                    more = [self.miner(embeddings, targets)]
+            with _told(self.name, "loss(embeddings, labels, indices)" if more else "loss(embeddings, labels)"):
+                found = self.loss(embeddings, targets, *more)
         return self._number(found, embeddings)
 
     def frozen(self) -> Callable[[Tensor, Tensor, Key], Tensor]:
@@ -84,17 +87,14 @@ def drawn_by(key: Key, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(name: str, call: str) -> Iterator[None]:
     """An exception of user code as one line."""
     try:
         yield
     except Exception as error:
         if isinstance(error, AnchorholdError) or lacks_memory(error):
             raise
-        raise ModelError(
-            f"{name} fails on (embeddings, labels) ({reason_of(error)}); a loss is called as loss(embeddings, labels), "
-            "and with a miner as loss(embeddings, labels, indices)"
-        ) from error
+        raise ModelError(f"{name} fails ({reason_of(error)}); it is called as {call}") from error
 
 
 # The loss of a step ----------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def training_loss(
         miner = None
         if isinstance(settings.miner, Named):
             miner = _made(settings.miner, settings.miner_args, known, "miner")
-    made = TrainingLoss(loss, miner, str(name), classes).to(like.device, like.dtype)
+    made = TrainingLoss(loss, miner, (str(name), str(settings.miner)), classes).to(like.device, like.dtype)
     if tried:
         _try(made, like, key("trial"))
     return made
@@ -193,20 +193,21 @@ def _called(kind: type, name: str, args: Mapping[str, Any], path: str) -> Any:
         raise SettingsError(f"{path} do not fit {name} ({reason_of(error)})") from error
 
 
-def _parameters(kind: type) -> set[str]:
-    """The named arguments of a class and of those that it extends."""
+def _parameters(kind: type, required: bool = False) -> set[str]:
+    """The named arguments of a class and of those that it extends; or only those without a default."""
     found: set[str] = set()
     for each in kind.__mro__:
         begin = vars(each).get("__init__")
         if begin is not None and each not in (object, nn.Module):
             for p in list(inspect.signature(begin).parameters.values())[1:]:
-                found |= {p.name} if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) else set()
+                by_name = p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+                found |= {p.name} if by_name and (p.default is p.empty or not required) else set()
     return found
 
 
 def _asked(kind: type, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What we know and the signature asks for: num_classes, embedding_size."""
-    asked = _parameters(kind)
+    """What we know and the class cannot be made without: num_classes, embedding_size."""
+    asked = _parameters(kind, required=True)
     return {name: value for name, value in known.items() if name in asked}
 
 
