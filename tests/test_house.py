@@ -112,6 +112,7 @@ PUBLIC = {
     "metrics.py evaluate",
     "model/embedder.py Embedder.__init__",
     "training/fit.py fit",
+    "training/fit.py resume",
     "triplets.py mine",
 }
 

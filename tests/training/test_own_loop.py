@@ -167,7 +167,7 @@ def test_a_defence_of_yours_gives_its_batch() -> None:
     batch = ah.adversary(net(), x, PAIRS, noise, size=0.1)
     assert torch.equal(batch.images, (x + 0.1).clamp(0, 1)) and batch.origins.tolist() == list(range(8))
     assert ah.adversary(net(), x, PAIRS, noise, half=True).origins.tolist() == [0, 2, 4, 6]
-    with pytest.raises(AnchorholdError, match="does not say which: call step.trains_on"):
+    with pytest.raises(AnchorholdError, match="does not say which: call step"):
         ah.adversary(net(), x, PAIRS, noise, half=True, told=False)
 
 
