@@ -91,6 +91,10 @@ class Named(str):
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self),)
 
+    def is_same(self, other: object) -> bool:
+        """Whether both are one thing; two objects may have one name."""
+        return isinstance(other, Named) and self.thing is other.thing
+
     @property
     def made(self) -> bool:
         """Whether it is an object that was given, not code that a name finds again."""
@@ -125,6 +129,7 @@ def _name_of(thing: Any) -> str:
         with suppress(AttributeError):
             if place in sys.modules and attrgetter(name)(sys.modules[place]) is thing:
                 return f"{place}:{name}"
+        return f"{place}:{name}{_OBJECT}"  # a lambda, or a function inside of another
     kind = type(thing)
     return f"{kind.__module__}:{kind.__qualname__}{_OBJECT}"
 

@@ -279,6 +279,7 @@ HERE = f"{__name__}:"
         ({"loss": f"{PML}MultiSimilarityLoss", "sampler": "hardest"}, "does not read defence.sampler"),
         ({"loss": pml.MultiSimilarityLoss(), "loss_args": {"alpha": 2}}, "an object already"),
         ({"loss": 3}, "cannot be 3"),
+        ({"loss": f"{PML}MultiSimilarityLoss", "loss_args": {"alpha": float("inf")}}, "must be finite"),
     ],
 )
 def test_wrong_use_is_one_line(defence: dict[str, Any], message: str) -> None:
@@ -329,6 +330,9 @@ def test_hm_takes_samplers_as_source_and_destination() -> None:
     assert loss.isfinite() and settings.defence.raises
     same = settings_from("hm-lga", {"defence": {"source": farthest, "destination": farthest}}).defence
     assert not same.raises
+    pair: list[Any] = [lambda view: farthest(view), lambda view: hard(view)]  # two objects with one name
+    other = settings_from("hm-lga", {"defence": {"source": pair[0], "destination": pair[1]}}).defence
+    assert other.source == other.destination and other.raises
 
 
 def hard(view: Any) -> tuple[Tensor, Tensor]:

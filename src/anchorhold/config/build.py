@@ -159,6 +159,7 @@ def _free(value: Any, path: str, origin: Origin) -> Any:
     if isinstance(value, list | tuple):
         return [_free(each, path, origin) for each in value]
     if value is None or isinstance(value, bool | int | float | Named):
+        check(not isinstance(value, float) or math.isfinite(value), f"{path} must be finite, got {value}")
         return value
     if not isinstance(value, str):
         return named(value, origin)

@@ -155,7 +155,7 @@ def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: 
         return _gradual(settings, previous).expand_as(source)
     if not isinstance(settings.destination, str):
         found = torch.full_like(source, settings.destination)
-    elif settings.destination == settings.source:
+    elif settings.at_source:
         found = source
     else:
         other = step.mine(settings.destination, clean, settings.margin, purpose="destination")

@@ -162,7 +162,14 @@ class HardnessSettings(LossSettings, Inner):
     @property
     def raises(self) -> bool:
         """Whether anything is perturbed: with the source's own sampler, the destination is the source itself."""
-        return self.destination != self.source or bool(self.boost or self.rise)
+        return not self.at_source or bool(self.boost or self.rise)
+
+    @property
+    def at_source(self) -> bool:
+        """Whether source and destination are one sampler."""
+        if isinstance(self.source, Named):
+            return self.source.is_same(self.destination)
+        return self.destination == self.source
 
 
 @dataclass(frozen=True)
