@@ -10,6 +10,7 @@ import pytest
 import anchorhold
 
 PUBLIC = [
+    "AdversarialBatch",
     "AnchorholdError",
     "Ascent",
     "Ball",
@@ -21,7 +22,9 @@ PUBLIC = [
     "Objective",
     "Problem",
     "Split",
+    "Threat",
     "__version__",
+    "adversary",
     "ars",
     "ascend",
     "audit",
@@ -33,6 +36,7 @@ PUBLIC = [
     "fit",
     "list_settings",
     "load",
+    "mine",
     "model_card",
     "resume",
     "search",

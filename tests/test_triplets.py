@@ -198,7 +198,7 @@ def test_positive_and_negative_are_drawn_apart() -> None:
 
 def test_the_last_candidate_is_reached_and_none_beyond() -> None:
     chances = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0]]).expand(3, 5)
-    drawn = triplets._draw(chances, torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))
+    drawn = triplets.draw(chances, torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))
     assert drawn.tolist() == [1, 3, 3]
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .index.embedding import embed
     from .index.exporting import export
     from .index.searching import search
+    from .mining import mine
     from .model.card import model_card
     from .model.embedder import Embedder
     from .model.load import load
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from .training.callbacks import Callback
     from .training.estimating import estimate
     from .training.fit import fit, resume
+    from .training.own_loop import AdversarialBatch, adversary
 
 _PLACES = {
+    "AdversarialBatch": ("training.own_loop", "AdversarialBatch"),
     "AnchorholdError": ("errors", "AnchorholdError"),
     "Ascent": ("perturb.problem", "Ascent"),
     "Ball": ("perturb.ball", "Ball"),
@@ -44,6 +47,7 @@ _PLACES = {
     "Problem": ("perturb.problem", "Problem"),
     "Split": ("data.datasets", "Split"),
     "Threat": ("perturb.settings", "Threat"),
+    "adversary": ("training.own_loop", "adversary"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
     "audit": ("auditing.run", "audit"),
@@ -55,6 +59,7 @@ _PLACES = {
     "fit": ("training.fit", "fit"),
     "list_settings": ("config.listing", "list_settings"),
     "load": ("model.load", "load"),
+    "mine": ("mining", "mine"),
     "model_card": ("model.card", "model_card"),
     "resume": ("training.fit", "resume"),
     "search": ("index.searching", "search"),
@@ -62,6 +67,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "AdversarialBatch",
     "AnchorholdError",
     "Ascent",
     "Ball",
@@ -75,6 +81,7 @@ __all__ = [
     "Split",
     "Threat",
     "__version__",
+    "adversary",
     "ars",
     "ascend",
     "audit",
@@ -86,6 +93,7 @@ __all__ = [
     "fit",
     "list_settings",
     "load",
+    "mine",
     "model_card",
     "resume",
     "search",

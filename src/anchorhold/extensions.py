@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -20,15 +20,20 @@ from .errors import AnchorholdError, ModelError, RunError, lacks_memory, nearest
 __all__ = [
     "RECORD",
     "USER",
+    "Named",
     "Origin",
     "code_named_in",
     "imported",
+    "is_code",
     "is_hub",
     "kind_of",
+    "named",
     "names_code",
     "reason_of",
     "searched_here",
 ]
+
+_OBJECT = "(...)"  # ends the name of an object, which no name can bring back
 
 _CODE = re.compile(r"(?!timm:|hf:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME and hf:owner/name mean weights
 
@@ -91,6 +96,69 @@ def code_named_in(tree: Any) -> Iterator[str]:
         inside: Iterable[Any] = tree.values() if isinstance(tree, Mapping) else tree
         for value in inside:
             yield from code_named_in(value)
+
+
+class Named(str):
+    """A name in settings, with the thing of yours that it names. Records hold the text alone.
+
+    `module:thing` is the name of code. `module:Class(...)` stands for an object that was given in Python, which has to
+    be given again.
+    """
+
+    thing: Any
+
+    def __new__(cls, name: str, thing: Any) -> "Named":
+        made = super().__new__(cls, name)
+        made.thing = thing
+        return made
+
+    def __deepcopy__(self, memo: Any) -> "Named":
+        return self  # `asdict` copies settings, and a copy of a loss would not be the one that trains
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+    def is_same(self, other: object) -> bool:
+        """Whether both are one thing; two objects may have one name."""
+        return isinstance(other, Named) and self.thing is other.thing
+
+    @property
+    def made(self) -> bool:
+        """Whether it is an object that was given, not code that a name finds again."""
+        return self.endswith(_OBJECT)
+
+
+def is_code(name: str) -> bool:
+    """Whether a name is one of code.
+
+    >>> is_code("mine:noise"), is_code("hardness")
+    (True, False)
+    """
+    return ":" in name
+
+
+def named(thing: Any, origin: Origin, what: str = "") -> Named:
+    """Your thing under the name that a record has: by `module:thing`, or an object; `what` is the setting it is for."""
+    if isinstance(thing, Named):
+        return thing
+    if not isinstance(thing, str):
+        return Named(_name_of(thing), thing)
+    if thing.endswith(_OBJECT):
+        key = what.removeprefix("defence.") or "loss"
+        raise RunError(f"{what} was given as an object, {thing}: give it again, ah.resume(…, own={{{key!r}: …}})")
+    return Named(thing, imported(thing, origin))
+
+
+def _name_of(thing: Any) -> str:
+    """`module:thing` where that name finds this very thing again, else the name of its kind as an object's."""
+    place, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if isinstance(place, str) and isinstance(name, str):
+        with suppress(AttributeError):
+            if place in sys.modules and attrgetter(name)(sys.modules[place]) is thing:
+                return f"{place}:{name}"
+        return f"{place}:{name}{_OBJECT}"  # a lambda, or a function inside of another
+    kind = type(thing)
+    return f"{kind.__module__}:{kind.__qualname__}{_OBJECT}"
 
 
 @contextmanager

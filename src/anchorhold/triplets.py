@@ -6,7 +6,8 @@ even positions, or all of them (ADML), and every sampler gives each anchor one t
 A sampler does not draw. From the distances between anchors and batch (a `View`) it computes the chance of each sample
 to become the positive and the negative: two (B, N) tables, booleans where the choice is uniform. One function draws
 from the tables of all samplers, by inverse CDF with one keyed number per anchor. Draws therefore do not depend on how
-the work is split. `candidates` shows what a sampler could draw.
+the work is split. `candidates` shows what a sampler could draw. A sampler of yours is a function of the same kind,
+`sampler(view) -> (positives, negatives)`, and may stand wherever the name of one of ours may.
 
 No sampler fails on a batch without suitable samples: it takes any negative, and if there is none, any sample.
 """
@@ -18,18 +19,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .errors import DataError, SettingsError, check, nearest
+from .errors import AnchorholdError, DataError, SettingsError, check, lacks_memory, nearest
+from .extensions import USER, Named, kind_of, named, reason_of
 from .geometry import distance_matrix, euclidean, unit
 from .random import Key
 
 __all__ = [
     "SAMPLERS",
     "Anchors",
+    "Sampler",
     "Triplets",
     "View",
     "candidates",
+    "chances",
     "collapseness",
     "distance_weights",
+    "draw",
     "hardness",
     "mine",
 ]
@@ -205,7 +210,7 @@ def distance_weights(
 
 @torch.no_grad()
 def mine(
-    name: str,
+    name: str | Sampler,
     embeddings: Tensor,
     labels: Tensor,
     key: Key,
@@ -241,7 +246,7 @@ def mine(
         if anchors == "all":
             own = torch.stack([2 * own, 2 * own + 1], dim=1).flatten()
         parts = zip(("positive", "negative"), chances)
-        drawn = [_draw(table, key(part).uniform(own).to(table.device)) for part, table in parts]
+        drawn = [draw(table, key(part).uniform(own).to(table.device)) for part, table in parts]
         found.append(torch.stack(drawn) + 2 * start)
     positive, negative = torch.cat(found, 1) if found else torch.empty(2, 0, dtype=torch.long)
     return Triplets(torch.arange(0, 2 * pairs, stride, device=embeddings.device), positive, negative)
@@ -249,7 +254,7 @@ def mine(
 
 @torch.no_grad()
 def candidates(
-    name: str,
+    name: str | Sampler,
     embeddings: Tensor,
     labels: Tensor,
     *,
@@ -283,10 +288,14 @@ def _stride(anchors: Anchors) -> int:
 
 
 def _chances(
-    name: str, embeddings: Tensor, labels: Tensor, margin: float, lower: float | None, upper: float | None, stride: int
+    name: str | Sampler,
+    embeddings: Tensor,
+    labels: Tensor,
+    margin: float,
+    lower: float | None,
+    upper: float | None,
+    stride: int,
 ) -> tuple[Tensor, Tensor]:
-    if name not in SAMPLERS:
-        raise SettingsError(f"no sampler {name!r}; {nearest(name, SAMPLERS)}")
     e, labels = unit(embeddings.detach()), labels.to(embeddings.device)
     view = View(
         # All rows first, then those of the anchors, so that each anchor's distance to itself is exactly zero.
@@ -298,10 +307,38 @@ def _chances(
         lower=lower,
         upper=upper,
     )
-    return SAMPLERS[name](view)
+    return chances(name, view)
 
 
-def _draw(chances: Tensor, uniform: Tensor) -> Tensor:
+def chances(sampler: str | Sampler, view: View) -> tuple[Tensor, Tensor]:
+    """The tables (B, N) of a sampler of ours, by its name, or of yours, whose tables are checked."""
+    if isinstance(sampler, str) and not isinstance(sampler, Named):
+        if sampler not in SAMPLERS:
+            raise SettingsError(f"no sampler {sampler!r}; {nearest(sampler, SAMPLERS)}")
+        return SAMPLERS[sampler](view)
+    yours = named(sampler, USER)
+    try:
+        tables = yours.thing(view)
+    except Exception as error:  # user code may raise anything
+        if isinstance(error, AnchorholdError) or lacks_memory(error):
+            raise
+        raise SettingsError(f"the sampler {yours} fails ({reason_of(error)})") from error
+    two = isinstance(tables, tuple | list) and len(tables) == 2
+    check(two, f"the sampler {yours} returns {kind_of(tables)}; return two tables of chances, (positives, negatives)")
+    positives, negatives = tables
+    for what, table in (("positive", positives), ("negative", negatives)):
+        told = tuple(table.shape) if isinstance(table, Tensor) else kind_of(table)
+        wanted = tuple(view.same.shape)
+        check(told == wanted, f"the sampler {yours} returns {told} for {what}s; return a table of chances {wanted}")
+        weights = table.detach().double()
+        sound = bool((weights >= 0).all() & weights.isfinite().all())
+        check(sound, f"the sampler {yours} returns a chance below 0, NaN or infinite")
+        empty = (weights.sum(1) <= 0).nonzero()
+        check(not len(empty), f"the sampler {yours} leaves an anchor without a {what}: give some sample a chance")
+    return positives.to(view.same.device), negatives.to(view.same.device)
+
+
+def draw(chances: Tensor, uniform: Tensor) -> Tensor:
     """One column per row by inverse CDF; columns without weight are never drawn."""
     cdf = chances.double().cumsum(1)
     total = cdf[:, -1:]

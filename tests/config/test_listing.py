@@ -64,7 +64,7 @@ def test_a_key_that_defences_share_comes_once_for_each_default() -> None:
 def test_types_spell_out_their_choices() -> None:
     listed = {each.key: each for each in list_settings(defence="hardness")}
     assert listed["train.precision"].allowed == "auto | fp32 | tf32 | bf16"
-    assert listed["defence.source"].allowed == "random | semihard | softhard | distance | hardest"
+    assert listed["defence.source"].allowed == "random | semihard | softhard | distance | hardest | module:thing"
     assert listed["defence.destination"].allowed.startswith("number, or random | ")
     assert (listed["train.epochs"].allowed, listed["data.flip"].allowed) == ("whole number", "true or false")
     assert {each.key: each for each in list_settings(defence="adml")}["defence.formulation"].allowed == "1 | 2 | 3"

@@ -14,7 +14,7 @@ import anchorhold as ah
 from anchorhold.cli.main import main as command
 from anchorhold.distributed import started
 
-RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil", "few")
+RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil", "few", "proxies")
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
@@ -42,8 +42,15 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
         overrides["defence"] = {"formulation": 1}
     if recipe == "few":  # the last batch is too small for three ranks; were all, Adam would not see a wrong scale
         overrides |= {"batch": {"pairs": 4}, "defence": {"margin": 2.0}}  # no triplet is content
-    run = ah.fit(model, digits(), recipe.replace("few", "natural"), out, overrides=overrides, device="cpu")
+    if recipe == "proxies":  # of a loss, which every rank computes for the whole batch; weight decay sees their scale
+        loss = "pytorch_metric_learning.losses:ProxyAnchorLoss"
+        overrides |= {"defence": {"loss": loss, "steps": 2}, "optimiser": {"weight_decay": 0.1}}
+    named = {"few": "natural", "proxies": "madry"}.get(recipe, recipe)
+    run = ah.fit(model, digits(), named, out, overrides=overrides, device="cpu")
     weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
+    if recipe == "proxies" and run.writes:
+        saved, _ = run.load() or ({}, {})
+        weights |= {name: value.double().sum().item() for name, value in saved.items() if "proxies" in name}
     return {"weights": weights, "metrics": run.metrics()[-1] if run.writes else {}}
 
 

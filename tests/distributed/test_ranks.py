@@ -59,8 +59,10 @@ def test_the_number_of_ranks_does_not_change_a_training(found: dict[int, list[di
         for name, value in alone["metrics"].items():
             if name != "seconds":
                 assert first["metrics"][name] == pytest.approx(value, rel=1e-6, abs=1e-6), (count, name)
-        for rank in found[count]:
+        for number, rank in enumerate(found[count]):
             for name, value in alone["weights"].items():
+                if number and "proxies" in name:  # the first rank writes them
+                    continue
                 assert rank[recipe]["weights"][name] == pytest.approx(value, rel=1e-8, abs=1e-8), (count, name)
 
 

@@ -82,6 +82,8 @@ BOOSTED: dict[str, Any] = {"destination": "semihard", "boost": 0.1, "ics": 0.5, 
 
 CASES = {
     "natural": Case("natural"),
+    "madry": Case("madry"),
+    "trades": Case("trades"),
     "mean of the weights": Case("natural", {"train": {"ema": 0.9}}),
     "hardness": Case("hm-lga"),
     "hardness boosted": Case("hm-lga", {"defence": BOOSTED}),

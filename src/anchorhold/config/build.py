@@ -1,16 +1,18 @@
 """Settings from nested dicts and back; each value is converted to its type."""
 
+import contextlib
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar
 
-from ..defences.own import is_code, own_defence, settings_type
+from ..defences.own import own_defence, settings_type
 from ..defences.settings import REFUSED
 from ..errors import SettingsError, brief, check, nearest
-from ..extensions import RECORD, Origin, code_named_in
+from ..extensions import RECORD, Named, Origin, code_named_in, is_code, named
 from .numbers import parse_number
 from .settings import DEFENCE_SETTINGS, Settings
 from .synonyms import meant
@@ -47,12 +49,13 @@ def build(tree: Mapping[str, Any], origin: Origin = RECORD) -> Settings:
     kinds = {f.name: f.type for f in dataclasses.fields(Settings) if f.name != "defence_name"}
     known = (set(dotted(Settings())) - {"defence_name"}) | {f"defence.{key}" for key in dotted(kind_of_defence())}
     known |= {"defence.name"}
-    values: dict[str, Any] = {"defence_name": name, "defence": _build(kind_of_defence, chosen, "defence.", known)}
+    defence = _build(kind_of_defence, chosen, "defence.", known, origin)
+    values: dict[str, Any] = {"defence_name": name, "defence": defence}
     for key, value in tree.items():
         if key not in kinds:
             raise SettingsError(_unknown(str(key), value, known | set(kinds)))
-        kind = kinds[key]
-        values[key] = _build(typing.cast(type, kind), value, f"{key}.", known) if key != "recipe" else str(value)
+        kind = typing.cast(type, kinds[key])
+        values[key] = str(value) if key == "recipe" else _build(kind, value, f"{key}.", known, origin)
     return Settings(**values)
 
 
@@ -104,13 +107,13 @@ def sections_of(*defences: type[Any]) -> dict[str, list[str]]:
     return keys | {"defence": ["name", *(f.name for kind in defences for f in dataclasses.fields(kind))]}
 
 
-def _build(cls: type[T], values: Any, path: str, known: Iterable[str]) -> T:
+def _build(cls: type[T], values: Any, path: str, known: Iterable[str], origin: Origin) -> T:
     hints = typing.get_type_hints(cls)
     for key in section_of(values, path[:-1], next(iter(hints))):
         if key not in hints:
             raise SettingsError(f"no setting {path}{key}; {meant(f'{path}{key}', known)}")
     try:
-        made = {key: _coerce(value, hints[key], path + key) for key, value in values.items()}
+        made = {key: _coerce(value, hints[key], path + key, origin) for key, value in values.items()}
         for key, value in made.items() if path == "defence." else ():
             absurd = isinstance(value, int | float) and not abs(value) <= _LARGEST
             check(not absurd, f"{path}{key} must be at most {_LARGEST:,}, got {value}")
@@ -119,18 +122,22 @@ def _build(cls: type[T], values: Any, path: str, known: Iterable[str]) -> T:
         raise SettingsError(str(error)) from None
 
 
-def _coerce(value: Any, kind: Any, path: str) -> Any:
+def _coerce(value: Any, kind: Any, path: str, origin: Origin) -> Any:
     """`value` converted to `kind`; text is read as on the command line, where 8/255 is a number."""
-    origin = typing.get_origin(kind)
-    if origin is Literal:
+    outer = typing.get_origin(kind)
+    if outer is Mapping:
+        return _table(value, path, origin)
+    if kind is Named and (is_code(value) if isinstance(value, str) else callable(value)):
+        return named(value, origin, path)
+    if outer is Literal:
         options = typing.get_args(kind)
         if value not in options:
             raise SettingsError(f"{path} = {brief(value)}; {nearest(str(value), map(str, options))}")
         return value
-    if origin in (types.UnionType, typing.Union):
+    if outer in (types.UnionType, typing.Union):
         for option in typing.get_args(kind):
             try:
-                return _coerce(value, option, path)
+                return _coerce(value, option, path, origin)
             except SettingsError:
                 continue
         raise SettingsError(f"{path} cannot be {brief(value)}")
@@ -148,3 +155,28 @@ def _coerce(value: Any, kind: Any, path: str) -> Any:
     elif kind is str and isinstance(value, str):
         return value
     raise SettingsError(f"{path} must be {_KINDS.get(kind, kind.__name__)}, got {brief(value)}")
+
+
+def _table(values: Any, path: str, origin: Origin) -> dict[str, Any]:
+    """The arguments of a thing of yours: free keys; text is a number, true, false, code, or stays text."""
+    return {str(key): _free(value, f"{path}.{key}", origin) for key, value in section_of(values, path, "KEY").items()}
+
+
+def _free(value: Any, path: str, origin: Origin) -> Any:
+    if isinstance(value, Mapping):
+        return _table(value, path, origin)
+    if isinstance(value, list | tuple):
+        return [_free(each, path, origin) for each in value]
+    if value is None or isinstance(value, bool | int | float | Named):
+        check(not isinstance(value, float) or math.isfinite(value), f"{path} must be finite, got {value}")
+        return value
+    if not isinstance(value, str):
+        return named(value, origin)
+    text = value.strip()
+    if re.fullmatch(r"[+-]?\d{1,18}", text):  # 2 is a whole number here, 2.0 is not: your signature tells them apart
+        return int(text)
+    with contextlib.suppress(SettingsError):
+        return _coerce(text, float, path, origin)
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return named(value, origin, path) if is_code(value) else value

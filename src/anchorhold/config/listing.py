@@ -14,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from ..data.settings import DATASET_NAMES
-from ..defences.own import is_code, own_defence, settings_type
+from ..defences.own import own_defence, settings_type
 from ..defences.settings import Inner
 from ..errors import SettingsError, check, nearest
-from ..extensions import USER
+from ..extensions import USER, Named, is_code
 from .build import to_dict
 from .recipes import Layer, layers_of, nested, recipe_names, settings_from
 from .settings import DEFENCE_SETTINGS, Settings
@@ -25,8 +25,9 @@ from .synonyms import meant
 
 __all__ = ["Setting", "list_settings", "named_data", "origins", "resolved", "set_by_user", "written"]
 
+CODE = "module:thing"  # the choice of a thing of yours
 SET = "set"  # the origin of overrides
-_KINDS = {float: "number", int: "whole number", bool: "true or false", str: "text"}
+_KINDS: dict[Any, str] = {float: "number", int: "whole number", bool: "true or false", str: "text", Named: "text"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +160,11 @@ def _of_defence(name: str) -> list[Setting]:
 
 def _of_all_defences() -> list[Setting]:
     """The settings of all defences; one that several have with the same default comes once."""
-    alike: dict[Setting, list[str]] = {}
+    alike: dict[str, tuple[Setting, list[str]]] = {}
     for name, kind in DEFENCE_SETTINGS.items():
         for each in _of(kind, "defence"):
-            alike.setdefault(each, []).append(name)
-    found = [dataclasses.replace(each, defences=tuple(names)) for each, names in alike.items()]
+            alike.setdefault(repr(each), (each, []))[1].append(name)
+    found = [dataclasses.replace(each, defences=tuple(names)) for each, names in alike.values()]
     # What all attacks share comes first.
     keys = dict.fromkeys([*(each.key for each in _of(Inner, "defence")), *(each.key for each in found)])
     return [_choice("natural"), *(each for key in keys for each in found if each.key == key)]
@@ -182,6 +183,7 @@ def _of(kind: type[Any], section: str) -> list[Setting]:
         default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         about = _about(kind, f.name)
         told = tuple(about[1]) if len(about) > 1 else _literals(hints[f.name])
+        told += (CODE,) if told and Named in typing.get_args(hints[f.name]) else ()
         text = about[0] if about and isinstance(about[0], str) else ""
         key = f"{section}.{f.name}"
         found.append(Setting(key, _kind(hints[f.name]), told, default, text, value=default))
@@ -211,6 +213,8 @@ def _kind(hint: Any) -> str:
         return "text"
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(dict.fromkeys(_kind(option) for option in typing.get_args(hint)))
+    if typing.get_origin(hint) is Mapping:
+        return "table"
     return _KINDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..data.settings import DATASET_NAMES
-from ..defences.own import is_code
 from ..defences.settings import REFUSED
 from ..errors import SettingsError, check, nearest
-from ..extensions import USER
+from ..extensions import USER, is_code
 from ..runs.files import regular
 from .build import build, section_of, sections_of
 from .settings import DEFENCE_SETTINGS, Settings
@@ -82,6 +81,9 @@ def _chain(name: str, seen: tuple[str, ...] = ()) -> list[tuple[str, dict[str, A
 
 
 def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
+    for thing in ("loss", "miner"):  # arguments belong to the thing they were given for
+        if thing in above and above[thing] is not below.get(thing) and above[thing] != below.get(thing):
+            below.pop(f"{thing}_args", None)
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(key), dict):
             _lay_over(below[key], value)

@@ -32,6 +32,7 @@ def anti_collapse(step: Step, settings: ActSettings) -> Iterator[Tensor]:
         pairs = torch.stack([chosen.positive, chosen.negative], dim=1)
         units = step.perturb(embed, images[pairs], collapse_pair(), settings)
     views = torch.cat([images[chosen.anchor, None], units], dim=1)
+    step.trains_on(torch.cat([chosen.anchor[:, None], pairs], dim=1))
     a, p, n = step.embed(views.flatten(0, 1)).unflatten(0, (-1, 3)).unbind(1)
     step.log_shift(clean[pairs], torch.stack([p, n], dim=1), 2, clean, changed(images[pairs], units))
     yield losses.triplet(a, p, n, settings.margin)

@@ -144,6 +144,7 @@ def adversarial_metric_learning(step: Step, settings: AdmlSettings) -> Iterator[
         chosen = step.mine(settings.sampler, clean, settings.margin, lower=cuts[0], upper=cuts[1], anchors="all")
         tuples = torch.stack([chosen.anchor, chosen.positive, chosen.anchor, chosen.negative], dim=1)
         moved, origins, tuples = FORMULATIONS[settings.formulation](step, settings, embed, clean, tuples)
+    step.trains_on(torch.cat([torch.arange(len(images)).to(origins), origins]))
     e = step.embed(torch.cat([images, moved]))
     pulled, positive, pushed, negative = e[tuples].unbind(1)
     near, far = euclidean(pulled, positive), euclidean(pushed, negative)

@@ -66,6 +66,7 @@ def suppressed_shift(step: Step, settings: SesSettings) -> Iterator[Tensor]:
     with step.frozen() as embed:
         clean = step.see(embed, images)
         moved = _moved(step, embed, images, clean, settings)
+    step.trains_on(torch.arange(len(images)).repeat(2))
     e, there = step.embed(torch.cat([images, moved])).chunk(2)
     chosen = step.mine(settings.sampler, e.detach(), settings.margin)
     step.log_shift(e.detach(), there, 1, e.detach(), changed(images, moved))
@@ -81,6 +82,7 @@ def revised_embedding_shifted(step: Step, settings: RestSettings) -> Iterator[Te
         chosen = step.mine(settings.sampler, clean, settings.window)
         others = torch.cat([chosen.positive, chosen.negative])
         moved = _moved(step, embed, images[others], clean[others], settings)
+    step.trains_on(torch.cat([chosen.anchor, others]))
     a, p, n = step.embed(torch.cat([images[chosen.anchor], moved])).chunk(3)
     step.log_shift(clean[others], torch.cat([p, n]), 2, clean, changed(images[others], moved))
     yield losses.triplet(a, p, n, settings.margin)

@@ -7,45 +7,82 @@ H_D is the hardness of other clean triplets, a constant (2, the upper bound, is 
 gradual adversary g_LGA. g_B raises the first two as the loss falls. ICS is a loss term that keeps an anchor nearer to
 its adversarial counterpart than to the positive.
 
-Two settings are not in the paper. `rise` makes the destination relative to the source, so that no triplet starts at its
-goal. `members` keeps some of the three clean: the others then move further, as in CA-TRIDE, but each triplet has
-its own destination.
+The loss may be yours: it then takes the embeddings of the perturbed triplets, (a, p, n) one after the other, with
+their labels. The attack stays as it is. LGA and g_B still go by the triplet loss, so that its scale is the margin's.
+
+Some settings are not in the paper. `gradual` gives g another shape than a line, and `u` another onset. `rise` makes the
+destination relative to the source, so that no triplet starts at its goal. `members` keeps some of the three
+clean: the others then move further, as in CA-TRIDE, but each triplet has its own destination.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from .. import losses
+from ..errors import AnchorholdError, SettingsError, check, lacks_memory
+from ..extensions import Named, kind_of, reason_of
 from ..perturb.problem import Objective
 from ..triplets import hardness
 from .settings import HardnessSettings
 from .step import Step, changed
+from .training_loss import is_yours, loss_of_yours
 
-__all__ = ["boosted", "hardness_manipulation", "intra_class", "lga", "raise_hardness"]
+__all__ = [
+    "boosted",
+    "hardness_manipulation",
+    "intra_class",
+    "lga",
+    "power_gradual",
+    "raise_hardness",
+    "sigmoid_gradual",
+]
 
 ALL = slice(0, 3)  # of (a, p, n)
 PERTURBED = {"all": ALL, "candidates": slice(1, 3), "anchors": slice(0, 1)}
 FIRST_LOSS = 2.0  # the previous loss of the first step: with any value ≥ γ LGA and g_B start at their weakest
 
 
-def lga(previous_loss: Tensor, margin: float) -> Tensor:
-    """Linear gradual adversary: g = −γ · min(u, ℓ)/u with u = γ (Zhou & Patel 2022, eq. 7).
+def lga(previous_loss: Tensor, margin: float, u: float | None = None) -> Tensor:
+    """Linear gradual adversary: g = −γ · min(u, ℓ)/u, by default with u = γ (Zhou & Patel 2022, eq. 7).
 
     >>> lga(torch.tensor([2.0, 0.1, 0.0]), 0.2)
     tensor([-0.2000, -0.1000, -0.0000])
     """
-    return -previous_loss.clamp(0, margin)
+    if u is None or u == margin:
+        return -previous_loss.clamp(0, margin)
+    return -margin * previous_loss.clamp(0, u) / u
 
 
-def boosted(destination: Tensor, previous_loss: Tensor, margin: float, boost: float) -> Tensor:
-    """Gradual boost: g_B(H_D) = H_D + ξ · (1 − min(u, ℓ)/u) with u = γ (Zhou & Patel 2022, eq. 6).
+def power_gradual(previous_loss: Tensor, margin: float, u: float, power: float) -> Tensor:
+    """g = −γ · (min(u, ℓ)/u)^k: with k above 1 it rises early in training, below 1 late.
+
+    >>> power_gradual(torch.tensor([2.0, 0.1, 0.0]), 0.2, 0.2, 2.0)
+    tensor([-0.2000, -0.0500, -0.0000])
+    """
+    return -margin * (previous_loss.clamp(0, u) / u).pow(power)
+
+
+def sigmoid_gradual(previous_loss: Tensor, margin: float, u: float, slope: float) -> Tensor:
+    """g = −γ · S(min(u, ℓ)/u), where S(x) is σ(k (x − ½)), shifted and scaled so that S(0) = 0 and S(1) = 1.
+
+    >>> sigmoid_gradual(torch.tensor([2.0, 0.1, 0.0]), 0.2, 0.2, 10.0)
+    tensor([-0.2000, -0.1000, -0.0000])
+    """
+    least = 1 / (1 + math.exp(slope / 2))
+    share = previous_loss.clamp(0, u) / u
+    return -margin * (torch.sigmoid(slope * (share - 0.5)) - least) / (1 - 2 * least)
+
+
+def boosted(destination: Tensor, previous_loss: Tensor, u: float, boost: float) -> Tensor:
+    """Gradual boost: g_B(H_D) = H_D + ξ · (1 − min(u, ℓ)/u); u is γ in the paper (Zhou & Patel 2022, eq. 6).
 
     >>> boosted(torch.tensor([-0.1]), torch.tensor(0.05), 0.2, 0.1)
     tensor([-0.0250])
     """
-    return destination + boost * (1 - previous_loss.clamp(0, margin) / margin)
+    return destination + boost * (1 - previous_loss.clamp(0, u) / u)
 
 
 def intra_class(a: Tensor, moved: Tensor, p: Tensor) -> Tensor:
@@ -93,10 +130,13 @@ def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Te
         perturbed = changed(images[triplets], units)
     if settings.ics:  # clean anchors and positives go through the model together with the adversarial triplets
         units = torch.cat([units, images[triplets[:, :2]]], dim=1)
+    step.trains_on(torch.cat([triplets, triplets[:, :2]], dim=1) if settings.ics else triplets)
     after = step.embed(units.flatten(0, 1)).unflatten(0, (-1, units.shape[1]))
     a, p, n, *unmoved = after.unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)
-    step.state[memory] = loss.detach()  # without ICS, so that its scale is that of γ
+    step.state[memory] = loss.detach()  # without ICS, and whatever loss trains, so that its scale is that of γ
+    if is_yours(settings):
+        loss = loss_of_yours(step, after[:, ALL].flatten(0, 1), step.batch.labels[triplets].flatten())
     step.log("hardness_before", source_hardness.mean())
     step.log("hardness_after", hardness(a.detach(), p.detach(), n.detach()).mean())
     step.log_shift(before[:, members], after[:, members], members.stop - members.start, clean, perturbed)
@@ -112,12 +152,35 @@ def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: 
     """H_D for each triplet: a constant, the gradual adversary, or the hardness of a clean triplet; then g_B."""
     previous = previous.to(source)
     if settings.destination == "lga":
-        return lga(previous, settings.margin).expand_as(source)
+        return _gradual(settings, previous).expand_as(source)
     if not isinstance(settings.destination, str):
         found = torch.full_like(source, settings.destination)
-    elif settings.destination == settings.source:
+    elif settings.at_source:
         found = source
     else:
         other = step.mine(settings.destination, clean, settings.margin, purpose="destination")
         found = hardness(clean[other.anchor], clean[other.positive], clean[other.negative])
-    return boosted(found + settings.rise, previous, settings.margin, settings.boost)
+    return boosted(found + settings.rise, previous, settings.onset, settings.boost)
+
+
+def _gradual(settings: HardnessSettings, previous: Tensor) -> Tensor:
+    """g(ℓ) of the previous loss ℓ: a shape of ours, or a function of yours, whose answer is checked."""
+    margin, u, shape = settings.margin, settings.onset, settings.gradual
+    if not isinstance(shape, Named):
+        shapes = {
+            "linear": lambda: lga(previous, margin, u),
+            "power": lambda: power_gradual(previous, margin, u, settings.power),
+            "sigmoid": lambda: sigmoid_gradual(previous, margin, u, settings.slope),
+        }
+        return shapes[shape]()
+    try:
+        found = shape.thing(previous, margin)
+    except Exception as error:  # user code may raise anything
+        if isinstance(error, AnchorholdError) or lacks_memory(error):
+            raise
+        raise SettingsError(f"the gradual function {shape} fails ({reason_of(error)})") from error
+    one = isinstance(found, Tensor | float | int) and (not isinstance(found, Tensor) or found.numel() == 1)
+    check(one, f"the gradual function {shape} returns {kind_of(found)}; return one number, the destination H_D")
+    value = float(found)
+    check(-2 <= value <= 2, f"the gradual function {shape} returns {value:g}; a hardness lies in [-2, 2]")
+    return torch.full_like(previous, value)

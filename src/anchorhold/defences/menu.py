@@ -15,9 +15,11 @@ from .act import anti_collapse
 from .adml import adversarial_metric_learning
 from .est import embedding_shifted, revised_embedding_shifted, suppressed_shift
 from .hardness import hardness_manipulation
+from .madry import adversarial_training
 from .natural import natural
 from .own import OWN
 from .step import Step
+from .trades import trades
 from .tride import triplet_decoupling
 
 __all__ = ["DEFENCES", "Defence", "defence_named"]
@@ -26,6 +28,8 @@ Defence = Callable[[Step, Any], Iterator[Tensor]]
 
 DEFENCES: dict[str, Defence] = {
     "natural": natural,
+    "madry": adversarial_training,
+    "trades": trades,
     "hardness": hardness_manipulation,
     "act": anti_collapse,
     "est": embedding_shifted,

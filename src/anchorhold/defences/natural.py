@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from .. import losses
 from .settings import NaturalSettings
 from .step import Step
+from .training_loss import batch_loss
 
 __all__ = ["natural"]
 
 
 def natural(step: Step, settings: NaturalSettings) -> Iterator[Tensor]:
-    """L_T(a, p, n; γ) = max(0, d(a,p) − d(a,n) + γ), Zhou & Patel 2022, eq. 1, on triplets of the clean batch."""
-    embeddings = step.embed(step.batch.images)
-    chosen = step.mine(settings.sampler, embeddings.detach(), settings.margin)
-    a, p, n = (embeddings[index] for index in (chosen.anchor, chosen.positive, chosen.negative))
-    yield losses.LOSSES[settings.loss](a, p, n, settings.margin)
+    """L_T(a, p, n; γ) = max(0, d(a,p) − d(a,n) + γ), Zhou & Patel 2022, eq. 1, on triplets of the clean batch.
+
+    With a loss of yours: that loss of the clean batch.
+    """
+    yield batch_loss(step, settings, step.embed(step.batch.images))

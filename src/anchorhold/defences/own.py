@@ -14,26 +14,17 @@ This file loads without torch; yours may load what it likes.
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..errors import SettingsError
-from ..extensions import Origin, imported, kind_of
+from ..errors import SettingsError, check
+from ..extensions import USER, Origin, imported, kind_of, named
 
-__all__ = ["OWN", "is_code", "name_of", "own_defence", "settings_type"]
+__all__ = ["OWN", "given_again", "name_of", "own_defence", "settings_type"]
 
 OWN: dict[str, Callable[..., Any]] = {}
 """The defences of yours that this process knows, by name."""
-
-
-def is_code(name: str) -> bool:
-    """Whether a name is one of code.
-
-    >>> is_code("mine:noise"), is_code("hardness")
-    (True, False)
-    """
-    return ":" in name
 
 
 def own_defence(name: str, origin: Origin) -> Callable[..., Any]:
@@ -55,6 +46,19 @@ def name_of(defence: Callable[..., Any]) -> str:
     settings_type(defence, name)
     OWN[name] = defence
     return name
+
+
+def given_again(place: object, tree: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings recorded in `place`, with objects of yours where the record has only their names."""
+
+    def put(recorded: Any, given: Any, path: str) -> Any:
+        if isinstance(given, Mapping) and isinstance(recorded, Mapping):
+            return {**recorded, **{key: put(recorded.get(key), each, f"{path}.{key}") for key, each in given.items()}}
+        name = str(named(given, USER))
+        check(recorded == name, f"{place} has {path} = {recorded!r}, not {name!r}: give what it began with")
+        return given
+
+    return {**tree, "defence": put(tree.get("defence"), dict(own), "defence")}
 
 
 def settings_type(defence: Any, name: str) -> type[Any]:

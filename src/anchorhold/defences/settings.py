@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from ..errors import check, nearest
+from ..extensions import Named
 from ..perturb.settings import Budget, check_radius
+from .choices import LOSS_NAMES, SAMPLER_NAMES, LossSettings, chosen
 
 if TYPE_CHECKING:
     from ..perturb.ball import Ball
@@ -21,17 +23,20 @@ __all__ = [
     "Guide",
     "HardnessSettings",
     "Inner",
+    "LossSettings",
+    "MadrySettings",
     "Members",
     "NaturalSettings",
     "Phases",
     "RestSettings",
     "SesSettings",
+    "TradesSettings",
     "TrideSettings",
 ]
 
-SAMPLER_NAMES = ("random", "semihard", "softhard", "distance", "hardest")  # of triplets.SAMPLERS
-LOSS_NAMES = ("triplet", "contrastive")
+GRADUAL_NAMES = ("linear", "power", "sigmoid")
 _SHIFTS = ("euclidean", "cosine")
+_PULLS = ("squared", "cosine")
 
 Members = Literal["all", "candidates", "anchors", "turns"]
 Phases = Literal["both", "cap", "anp"]
@@ -68,26 +73,28 @@ class Inner:
 
 
 @dataclass(frozen=True)
-class NaturalSettings:
-    """N/A[sampler] in the papers' tables."""
+class NaturalSettings(LossSettings):
+    """N/A[sampler] in the papers' tables; or any loss of yours on the clean batch."""
 
-    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
-    loss: Annotated[str, "Training loss; the papers use contrastive with a margin of 1.", LOSS_NAMES] = "triplet"
+    sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    loss: Annotated[Named | str, "Training loss; contrastive has a margin of 1 in the papers.", LOSS_NAMES] = "triplet"
     margin: Annotated[float, "Margin (γ) of the loss."] = 0.2
 
     def __post_init__(self) -> None:
-        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
-        check(self.loss in LOSS_NAMES, f"no loss {self.loss!r}; {nearest(self.loss, LOSS_NAMES)}")
+        chosen(self, "sampler", SAMPLER_NAMES)
+        chosen(self, "loss", LOSS_NAMES)
+        super().__post_init__()
+        self.unused("sampler", "margin")
         check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
 
 
 @dataclass(frozen=True)
-class HardnessSettings(Inner):
+class HardnessSettings(LossSettings, Inner):
     """HM[source, destination] in the tables of Zhou & Patel 2022; the default is HM[S, LGA] with 8 steps."""
 
-    source: Annotated[str, "How the triplets to be perturbed are drawn.", SAMPLER_NAMES] = "softhard"
+    source: Annotated[Named | str, "How the triplets to be perturbed are drawn.", SAMPLER_NAMES] = "softhard"
     destination: Annotated[
-        float | str,
+        float | Named | str,
         "Hardness to reach: a sampler's, a constant from -2 to 2 (2 is min-max), or lga.",
         (*SAMPLER_NAMES, "lga"),
     ] = "lga"
@@ -96,16 +103,20 @@ class HardnessSettings(Inner):
     rise: Annotated[float, "Added to the destination's hardness, or to the source's if both have one sampler."] = 0.0
     ics: Annotated[float, "Weight (λ) of the intra-class structure term, 0.5 in the paper; 0 leaves it out."] = 0.0
     members: Annotated[Members, "Which images of a triplet move; turns alternates candidates and anchors."] = "all"
+    loss: Annotated[Named | str, "Training loss of the perturbed triplets; lga goes by the triplet loss."] = "triplet"
+    gradual: Annotated[Named | str, "Shape of the gradual function of lga.", GRADUAL_NAMES] = "linear"
+    u: Annotated[float, "Previous loss at which gradual functions begin to rise; 0 is the margin."] = 0.0
+    power: Annotated[float, "Exponent of the power shape."] = 2.0
+    slope: Annotated[float, "Steepness of the sigmoid shape."] = 10.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check(self.source in SAMPLER_NAMES, f"no sampler {self.source!r}; {nearest(self.source, SAMPLER_NAMES)}")
-        if isinstance(self.destination, str):
-            names = [*SAMPLER_NAMES, "lga"]
-            check(
-                self.destination in names,
-                f"no destination {self.destination!r}; {nearest(self.destination, names)}",
-            )
+        Inner.__post_init__(self)
+        chosen(self, "loss", ("triplet",))
+        LossSettings.__post_init__(self)
+        self._check_gradual()
+        chosen(self, "source", SAMPLER_NAMES, "sampler")
+        if isinstance(self.destination, str) or callable(self.destination):
+            chosen(self, "destination", [*SAMPLER_NAMES, "lga"])
         else:
             check(
                 -2 <= self.destination <= 2,
@@ -121,7 +132,7 @@ class HardnessSettings(Inner):
         check(self.ics >= 0, f"ics (λ) is the weight of a loss and must be at least 0, got {self.ics}")
         check(0 <= self.rise <= 4, f"rise is added to a hardness in [-2, 2]: it must be in [0, 4], got {self.rise}")
         check(
-            not self.rise or self.destination in SAMPLER_NAMES,
+            not self.rise or self.destination in SAMPLER_NAMES or isinstance(self.destination, Named),
             f"rise = {self.rise} is added to the hardness of a sampler's triplets: set destination to a sampler",
         )
         words = get_args(Members)
@@ -135,23 +146,49 @@ class HardnessSettings(Inner):
             f"members = {self.members} has no effect where the destination is the source: set rise or boost",
         )
 
+    def _check_gradual(self) -> None:
+        chosen(self, "gradual", GRADUAL_NAMES, "gradual function")
+        gradual, own = str(self.gradual), isinstance(self.gradual, Named)
+        check(
+            self.destination == "lga" or gradual == "linear",
+            f"defence.gradual = {gradual} shapes the gradual adversary: set defence.destination to lga",
+        )
+        check(self.u >= 0, f"u is a loss and must be at least 0 (0 is the margin), got {self.u}")
+        check(not (own and self.u), "a gradual function of yours does not read defence.u: leave it out")
+        check(self.power > 0 and self.slope > 0, "power and slope of a gradual function must be above 0")
+        for name, shape, usual in (("power", "power", 2.0), ("slope", "sigmoid", 10.0)):
+            used = gradual == shape or getattr(self, name) == usual
+            check(used, f"defence.{name} is of defence.gradual = {shape}: leave it out")
+
+    @property
+    def onset(self) -> float:
+        """u of g(·) and g_B; the margin, unless it is set."""
+        return self.u or self.margin
+
     @property
     def raises(self) -> bool:
         """Whether anything is perturbed: with the source's own sampler, the destination is the source itself."""
-        return self.destination != self.source or bool(self.boost or self.rise)
+        return not self.at_source or bool(self.boost or self.rise)
+
+    @property
+    def at_source(self) -> bool:
+        """Whether source and destination are one sampler."""
+        if isinstance(self.source, Named):
+            return self.source.is_same(self.destination)
+        return self.destination == self.source
 
 
 @dataclass(frozen=True)
 class ActSettings(Inner):
     """ACT[sampler] in the tables of Zhou & Patel 2022; the default is ACT[R] with 8 steps."""
 
-    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
     margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
     window: Annotated[float, "How far beyond the positive a semihard negative may lie."] = 1.0  # not γ
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        chosen(self, "sampler", SAMPLER_NAMES)
         check(self.margin >= 0 and self.window > 0, "the margin must not be negative, and the window must be above 0")
 
 
@@ -162,14 +199,14 @@ class EstSettings(Inner):
     The robust-init study uses start = random (A.7).
     """
 
-    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
     margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
     # The distance to climb. On the sphere 1 − cos = d²/2, so both have one direction. SES also adds it to its loss.
     shift: Annotated[Literal["euclidean", "cosine"], "Distance that the attack increases."] = "euclidean"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        chosen(self, "sampler", SAMPLER_NAMES)
         check(self.shift in _SHIFTS, f"no shift {self.shift!r}; {nearest(self.shift, _SHIFTS)}")
         check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
 
@@ -252,7 +289,7 @@ class AdmlSettings(Inner):
     attack_rate: Annotated[float, "Probability that a tuple is perturbed, drawn for each."] = 0.5
     formulation: Annotated[int, "Training objective of the paper: formulation 1, 2 or 3.", (1, 2, 3)] = 2
     weight: Annotated[float, "Weight (λ) of the embedding shift in formulation 3."] = 1.0  # the paper gives no value
-    sampler: Annotated[str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "distance"
+    sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "distance"
     lower: Annotated[float, "Nearer negatives are weighted as if at this distance; 0 is no cut-off."] = (
         0.5  # RobRank: 0
     )
@@ -260,8 +297,8 @@ class AdmlSettings(Inner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        chosen(self, "sampler", SAMPLER_NAMES)
         for name, known in (
-            ("sampler", SAMPLER_NAMES),
             ("loss", LOSS_NAMES),
             ("perturb", ("positive", "negative", "anchor")),
             ("reduction", ("all", "active")),
@@ -290,8 +327,45 @@ class AdmlSettings(Inner):
         return Budget(self.steps, self.alpha or 2 * self.eps / max(self.steps, 1), start=self.start)
 
 
+@dataclass(frozen=True)
+class MadrySettings(LossSettings, Inner):
+    """Min-max training over any loss (Madry et al. 2018): the attack climbs the loss that trains.
+
+    The recipe `minmax` is another one: HM[S, 2], which climbs the hardness of single triplets.
+    """
+
+    start: Literal["zero", "random"] = "random"
+    sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
+    loss: Annotated[Named | str, "Training loss, which the attack climbs.", LOSS_NAMES] = "triplet"
+    margin: Annotated[float, "Margin (γ) of the loss."] = 0.2
+
+    def __post_init__(self) -> None:
+        Inner.__post_init__(self)
+        chosen(self, "sampler", SAMPLER_NAMES)
+        chosen(self, "loss", LOSS_NAMES)
+        LossSettings.__post_init__(self)
+        self.unused("sampler", "margin")
+        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
+
+
+@dataclass(frozen=True)
+class TradesSettings(MadrySettings):
+    """The loss on clean images, and β times how far the attack moves their embeddings (after Zhang et al. 2019)."""
+
+    beta: Annotated[float, "Weight (β) of the distance between clean and adversarial embeddings."] = 1.0
+    # ‖e − e'‖² is 2 (1 − cos) on the sphere.
+    shift: Annotated[Literal["squared", "cosine"], "Which distance the attack climbs and training reduces."] = "squared"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.beta >= 0, f"beta is the weight of a loss and must be at least 0, got {self.beta}")
+        check(self.shift in _PULLS, f"no shift {self.shift!r}; {nearest(self.shift, _PULLS)}")
+
+
 SETTINGS: Mapping[str, type[Any]] = {
     "natural": NaturalSettings,
+    "madry": MadrySettings,
+    "trades": TradesSettings,
     "hardness": HardnessSettings,
     "act": ActSettings,
     "est": EstSettings,
@@ -307,6 +381,8 @@ _NO_ICS = _NO_DESTINATION | {"ics": "ICS belongs to hardness manipulation, defen
 
 REFUSED: Mapping[str, Mapping[str, str]] = {
     "natural": _CLEAN_ANCHOR,
+    "madry": _NO_ICS,
+    "trades": _NO_ICS,
     "act": _CLEAN_ANCHOR,
     "est": _NO_ICS,
     "ses": _NO_ICS,

@@ -16,7 +16,7 @@ from ..model.frozen import Embed, frozen
 from ..perturb.ascend import ascend
 from ..perturb.problem import Objective, Problem
 from ..random import Key
-from ..triplets import Anchors, Triplets, mine
+from ..triplets import Anchors, Sampler, Triplets, mine
 from .settings import Inner
 
 __all__ = ["Batch", "Log", "Step", "changed"]
@@ -55,11 +55,19 @@ class Step:
     log: Log = lambda name, value, weight=1.0: None
     precision: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     mining_pairs: int = 0
-    companion: nn.Module | None = None  # a second module that a pretraining trains or queries (`Pretraining.companion`)
+    companion: nn.Module | None = None  # a second module: what a pretraining trains or queries, or a loss of yours
     fast: bool = False  # whether the frozen view is compiled
     canary: bool = False  # whether this step's inner attack is repeated in fp32, to compare
     graphed: Graphed | None = None  # the model's forward pass as a CUDA graph, which holds one result at a time
     ranks: Ranks = field(default_factory=Ranks)  # the ranks that share this step
+
+    def trains_on(self, origins: Tensor) -> None:
+        """Say which images of the batch the images come from that are embedded next, to train on them.
+
+        `origins` are positions (N,), or (T, V) for triplets whose first three views are anchor, positive and negative.
+        Training does not need it: `ah.adversary` gives each image its label by it. A defence that does not say it
+        embeds as many images as the batch has, in its order.
+        """
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit vectors with gradient to the weights, in the run's precision."""
@@ -92,7 +100,7 @@ class Step:
 
     def mine(
         self,
-        sampler: str,
+        sampler: str | Sampler,
         embeddings: Tensor,
         margin: float,
         purpose: str = "source",

@@ -163,6 +163,7 @@ def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
         inner = replace(settings, alpha=share * settings.alpha)
         units[:, members] = step.perturb(embed, units[:, members], goal, inner, embedded=before[:, members])
         perturbed = changed(images[triplets], units)
+    step.trains_on(triplets)
     after = step.embed(units.flatten(0, 1)).unflatten(0, (-1, 3))
     a, p, n = after.unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)

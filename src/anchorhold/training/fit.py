@@ -23,7 +23,7 @@ from ..data.datasets import dataset
 from ..data.own import is_own
 from ..data.splits import Dataset, Split, by_lengths
 from ..data.trained import TrainedOn
-from ..defences.own import name_of
+from ..defences.own import given_again, name_of
 from ..defences.settings import Inner
 from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
@@ -73,7 +73,9 @@ def fit(
         recipe: the name of a recipe, or a TOML file.
         out: the run folder; by default a new one in runs/, named after data, recipe and seed.
         settings: the whole settings, instead of recipe and overrides.
-        overrides: changes to the recipe, such as {"train": {"epochs": 3}} or {"train.epochs": 3}.
+        overrides: changes to the recipe, such as {"train": {"epochs": 3}} or {"train.epochs": 3}. A loss, miner,
+            sampler or gradual function of yours may stand there as an object: {"defence": {"loss": MyLoss()}}. A loss
+            is trained in place, as the model is.
         defence: your own, a function `defence(step, settings)`, instead of the recipe's; its settings are under
             "defence" in `overrides`.
         threat: what the attack inside the training may do, instead of the recipe's: `ah.Threat(eps=0.5, norm="l2")`.
@@ -126,6 +128,7 @@ def resume(
     report: Report | None = None,
     allow: Collection[str] = (),
     defence: Callable[..., Any] | None = None,
+    own: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback | str] = (),
 ) -> Run:
     """Continue a run from its last checkpoint.
@@ -140,6 +143,7 @@ def resume(
         allow: code that may be imported, as `module:thing`, and weights that may be downloaded, as `hf:owner/name`;
             settings that name others are refused.
         defence: the defence of your own that the run trains by, where it was given as an object.
+        own: what else of the defence's settings was given as an object, such as {"loss": MyLoss(2.0)}.
         callbacks: as in `fit`; a run does not remember them.
     """
     told = callbacks_of(callbacks)
@@ -155,7 +159,7 @@ def resume(
         info = ranks.once(run.read_json)
         if _complete(run, info, ranks, report):
             return run
-        settings = build(run.field(info, "settings", dict), origin)
+        settings = build(given_again(run.path, run.field(info, "settings", dict), own or {}), origin)
         data = _resumed_data(run, info, settings, data, root, origin)
         _check_same_data(run, info, data, report)
         model = _resumed_model(run, info, settings, data, origin) if model is None else _same_model(run, info, model)

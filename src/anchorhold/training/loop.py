@@ -137,7 +137,7 @@ def set_learning_rate(trainer: Trainer) -> None:
     """Follow the schedule, step by step."""
     chosen = trainer.settings.optimiser
     for group in trainer.optimiser.param_groups:
-        group["lr"] = chosen.lr * falling(chosen.schedule, trainer.at.step / trainer.total)
+        group["lr"] = group["base_lr"] * falling(chosen.schedule, trainer.at.step / trainer.total)
 
 
 def stop_if_asked(trainer: Trainer, stopping: Callable[[], bool]) -> None:

@@ -9,16 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..config.build import to_dict
 from ..config.settings import Settings
 from ..console import Report
 from ..data.images import Images
+from ..defences.choices import LossSettings
 from ..defences.menu import Defence, defence_named
+from ..defences.training_loss import is_yours, training_loss
+from ..device import precise
 from ..distributed import Ranks
 from ..errors import check
 from ..model.embedder import Embedder
+from ..model.frozen import frozen
 from ..model.trainable import Trainable
 from ..pretraining.features import Precision, Through, Unit
 from ..pretraining.menu import PRETRAININGS
@@ -69,10 +74,18 @@ class Regime(ABC):
 
 @dataclass(eq=False)
 class Defending(Regime):
-    """Train by a defence: retrieval goes by embeddings, and a collapse ends the run."""
+    """Train by a defence: retrieval goes by embeddings, and a collapse ends the run.
+
+    A loss of yours is the companion. It takes the embeddings of the whole batch, on every rank.
+    """
 
     def __post_init__(self) -> None:
         self.losses = defence_named(self.name)
+        if isinstance(self.settings.defence, LossSettings) and is_yours(self.settings.defence):
+            first = next(self.images.plain(torch.arange(2), 2))
+            with frozen(self.model) as embed, torch.no_grad(), precise():
+                like = embed(first)
+            self.companion = training_loss(self.settings.defence, like, self.images.labels, self.key("loss"))
 
     def signs(self) -> dict[str, float]:
         return signs_of_collapse(self.model, self.images, self.key("collapse"))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from ..data.batches import class_batches, pair_batches
 from ..data.images import load_images
 from ..data.settings import BatchSettings
 from ..data.splits import Dataset
+from ..defences.choices import LossSettings
 from ..defences.step import Step
 from ..device import compiles, computing
 from ..distributed import Ranks
@@ -27,10 +29,12 @@ from ..runs.folder import Run
 from . import checkpoint
 from .callbacks import Callback, Callbacks
 from .checkpoint import Meters, Progress
-from .regimes import regime_of
+from .regimes import Defending, regime_of
 from .timing import Clock
 
 __all__ = ["Trainer", "plan_batches"]
+
+LOSS_RATE = 100  # learning rate of proxies, times the model's, as pytorch-metric-learning recommends
 
 
 class Trainer:
@@ -79,6 +83,10 @@ class Trainer:
         if self.regime.companion is not None:
             self.parts["companion"] = self.regime.companion
         self.optimiser = _optimiser(self.parts, settings, device)
+        if ranks.size > 1 and isinstance(self.regime, Defending) and self.regime.companion is not None:
+            # Every rank has the whole batch's gradient of a loss of yours, and the sum over ranks counts each of them.
+            for parameter in self.regime.companion.parameters():
+                parameter.register_hook(lambda gradient: gradient / ranks.size)
         self.average = Average(nn.ModuleDict(self.parts), settings.train.ema)
         self.state: dict[str, Tensor] = {}  # what the defence remembers between steps
         self.tensors = {"state": self.state, "ema": self.average.tensors}  # saved besides modules and optimiser
@@ -118,7 +126,8 @@ class Trainer:
         """Refuse ranks that differ; once it returns, all have read the checkpoint that the first may replace."""
         if self.ranks.size > 1:
             self.ranks.alike("images", [each.split.fingerprint() for each in (self.images, self.test)])
-            self.ranks.alike("weights or another checkpoint", [fingerprint_of(self.model), self.at.step])
+            weights = [fingerprint_of(part) for part in self.parts.values()]
+            self.ranks.alike("weights or another checkpoint", [*weights, self.at.step])
 
     def _drop_later_records(self) -> None:
         """Remove metrics and flags of epochs that come after the checkpoint: they will be written again."""
@@ -171,8 +180,18 @@ def _placed(model: Embedder | Trainable, device: torch.device) -> Embedder | Tra
 
 
 def _optimiser(parts: dict[str, nn.Module], settings: Settings, device: torch.device) -> torch.optim.Adam:
+    groups: list[dict[str, Any]] = []
+    for name, part in parts.items():
+        base = settings.optimiser.lr
+        if name == "companion" and isinstance(settings.defence, LossSettings):
+            base = settings.defence.loss_lr or LOSS_RATE * base
+        params = [p for p in part.parameters() if p.requires_grad]
+        if groups and groups[0]["base_lr"] == base:
+            groups[0]["params"] += params
+        elif params or not groups:
+            groups.append({"params": params, "lr": base, "base_lr": base})
     return torch.optim.Adam(
-        [p for part in parts.values() for p in part.parameters() if p.requires_grad],
+        groups,
         lr=settings.optimiser.lr,
         fused=device.type == "cuda",
         weight_decay=settings.optimiser.weight_decay,
