@@ -102,6 +102,7 @@ class Embedder(nn.Module):
         if preprocessing is not None:
             self.config["preprocessing"] = record_of(preprocessing)
         self.trained_on: TrainedOn | None = None
+        self.still: tuple[nn.Module, ...] = ()  # BatchNorm outside of the part that trains, set by `tuning`
         # Not torch.manual_seed, which would also reseed every GPU; fork_rng does not restore those here.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
@@ -184,6 +185,8 @@ class Embedder(nn.Module):
         super().train(mode)
         if self.config["freeze_batchnorm"]:
             freeze_statistics(self)
+        for module in self.still:
+            module.eval()
         return self
 
     def save(self, path: str | Path) -> Path:

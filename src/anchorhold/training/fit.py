@@ -11,6 +11,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..config.build import build, to_dict
@@ -29,6 +30,7 @@ from ..extensions import Origin
 from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
+from ..model.tuning import Tuning
 from ..model.weights import check_model
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
@@ -77,7 +79,7 @@ def fit(
         check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
         overrides = _with_defence(overrides or {}, defence)
     settings = settings or settings_from(recipe, with_data(overrides or {}, data))
-    given = None if model is None else trainable(model, settings.model.freeze_batchnorm)
+    given = None if model is None else trainable(model, settings.model.freeze_batchnorm, settings.model.train)
     settings = _settings_for(given, data, settings)
     where = device_named(device)
     ranks = joined(where)
@@ -100,7 +102,7 @@ def fit(
     run = Run(out, writes=ranks.first)
     with one_writer(out, ranks, report):
         _create(run, info, replace_run, ranks, report)
-        train(Trainer(run, settings, model, data, where, report, ranks))
+        _train(run, settings, model, data, where, report, ranks)
     return run
 
 
@@ -149,8 +151,25 @@ def resume(
             report.say(f"begun on {info.get('device')}, resumed on {here}: results may differ by rounding")
         # No hash is recorded until the model is exported again.
         run.update_json(status="training", export=None, model={**info["model"], "config": model.config})
-        train(Trainer(run, settings, model, data, where, report, ranks))
+        _train(run, settings, model, data, where, report, ranks)
     return run
+
+
+def _train(
+    run: Run,
+    settings: Settings,
+    model: Embedder | Trainable,
+    data: Dataset,
+    device: torch.device,
+    report: Report,
+    ranks: Ranks,
+) -> None:
+    """Train the part of the model that `model.train` names; the model is whole again however it ends."""
+    tuning = Tuning(model, settings.model)
+    try:
+        train(Trainer(run, settings, model, data, device, report, ranks, tuning))
+    finally:
+        tuning.end()
 
 
 # Settings and model ------------------------------------------------------------------------------------------
