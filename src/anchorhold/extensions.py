@@ -19,7 +19,8 @@ from .errors import AnchorholdError, ModelError, RunError, lacks_memory, nearest
 
 __all__ = ["RECORD", "USER", "Origin", "code_named_in", "imported", "kind_of", "reason_of", "searched_here"]
 
-_CODE = re.compile(r"(?!timm:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME means weights
+# timm:NAME means weights, and open_clip:NAME and transformers:NAME mean models
+_CODE = re.compile(r"(?!(?:timm|open_clip|transformers):)[^\W\d][\w./]*:[^\W\d][\w.]*")
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class Origin:
     allowed: frozenset[str] = frozenset()
     repeat: str = ""  # the command that repeats a name, with {} for the name
 
-    def check(self, name: str) -> None:
-        """Refuse code that the user did not name."""
+    def check(self, name: str, loads: bool = False) -> None:
+        """Refuse code that the user did not name; with `loads`, a model that would be downloaded or read."""
         if not self.record or name in self.allowed:
             return
         how = f"; if you trust it, name it yourself: {self.repeat.format(name)}" if self.repeat else ""
+        if loads:
+            raise RunError(f"{self.record} names the model {name}, and a model named in a file is not loaded{how}")
         raise RunError(f"{self.record} names the code {name}, and code named in a file is not run{how}")
 
 

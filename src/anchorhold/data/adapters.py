@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from ..errors import DataError, lacks_memory
 from ..random import Key
 from .datasets import dataset, folder_split
-from .decode import square
+from .decode import Square, square
 from .splits import Dataset, Split
 
 __all__ = ["IN_MEMORY", "dataset_from", "split_from"]
@@ -32,7 +32,7 @@ _IMAGES, _LABELS = ("image", "img", "pixel_values"), ("label", "labels", "fine_l
 SIDE = 256  # to which PIL images of several sizes are resized, unless you say otherwise
 
 
-def dataset_from(data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int = 0) -> Dataset:
+def dataset_from(data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int | Square = 0) -> Dataset:
     """What `fit` trains and tests on. Without a test part, a fifth of the classes is held out for it.
 
     Args:
@@ -73,7 +73,7 @@ def _named(train: Split, test: Split, *notes: str) -> Dataset:
     return Dataset(kind, replace(train, name=f"{kind}/train"), replace(test, name=f"{kind}/test"), notes)
 
 
-def _part(data: Any, name: str, resize: int) -> Split:
+def _part(data: Any, name: str, resize: int | Square) -> Split:
     """One part of a mapping: a folder of class folders, or any form of images in memory."""
     if isinstance(data, Dataset):
         return data.train if name == "train" else data.test
@@ -93,7 +93,7 @@ def _aligned(train: Split, test: Split) -> tuple[Split, Split]:
     return over(train), over(test)
 
 
-def split_from(data: Any, name: str = "images", *, resize: int = 0) -> Split:
+def split_from(data: Any, name: str = "images", *, resize: int | Square = 0) -> Split:
     """Images and labels in any form above as one split.
 
     >>> split_from((torch.rand(4, 3, 8, 8), ["cat", "dog", "cat", "dog"])).classes
@@ -110,7 +110,7 @@ def split_from(data: Any, name: str = "images", *, resize: int = 0) -> Split:
         raise DataError(f"{name} cannot be read as images with labels ({type(error).__name__}: {reason})") from error
 
 
-def _split_from(data: Any, name: str, resize: int) -> Split:
+def _split_from(data: Any, name: str, resize: int | Square) -> Split:
     if isinstance(data, tuple | list) and len(data) == 2 and not _is_item(data[0]):
         return in_memory(data[0], data[1], name)
     if isinstance(data, DataLoader):
@@ -180,7 +180,7 @@ def _numbered(labels: Any, names: Sequence[str] | None) -> tuple[Tensor, tuple[s
     return numbers, tuple(str(value) for value in known)
 
 
-def _gathered(items: Iterator[Any], name: str, names: Any, resize: int) -> Split:
+def _gathered(items: Iterator[Any], name: str, names: Any, resize: int | Square) -> Split:
     """All (image, label) of a data set, in memory."""
     images: list[Any] = []
     labels: list[Any] = []
@@ -241,7 +241,7 @@ def _hub_names(data: Any) -> Any:
     return getattr(data.features[_hub_columns(data)[1]], "names", None)
 
 
-def _pixels(image: Any, side: int) -> Any:
+def _pixels(image: Any, side: int | Square) -> Any:
     """A PIL image as bytes (side, side, C); a grey one keeps its one channel."""
     grey = image.mode in ("1", "L")
     whole = square(image, side).copy()

@@ -23,6 +23,8 @@ class DataSettings:
     crop_least: float = (
         0.0  # above 0, training crops cover a random share of the square, at least this, and are rescaled
     )
+    interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = "bilinear"  # of that resize
+    proportions: bool = False  # if true, resize the shorter side and keep the centre, so that nothing is distorted
     flip: bool = True  # horizontal flips in training
     on_bad_image: Literal["fail", "skip"] = "fail"
     held_out: int = 0  # evaluate on the last N training classes instead of the test split

@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 import safetensors
 from torch import Tensor, nn
 
+from ..data.decode import Square
 from ..data.settings import LARGEST_SIDE
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
 from ..extensions import USER, Origin
+from ..model.preprocessing import INTERPOLATIONS
 from ..model.wrap import Victim, as_victim, fingerprint_of
 from ..runs.fields import dig, field, parsed
 from ..runs.files import regular
@@ -127,6 +129,17 @@ class Index:
         if not 0 <= inner <= wide <= LARGEST_SIDE or not wide:
             raise RunError(f"{self.path / 'index.json'} says resize {wide} and crop {inner}; make the index again")
         return wide, inner
+
+    @property
+    def square(self) -> int | Square:
+        """How its images were resized."""
+        known = self.field("made_with", dict)
+        if not {"interpolation", "proportions"} & set(known):
+            return self.squares[0]
+        how, keeps = self.field("made_with.interpolation", str), self.field("made_with.proportions", bool)
+        if how not in INTERPOLATIONS:
+            raise RunError(f"{self.path / 'index.json'} says interpolation {how[:40]!r}; make the index again")
+        return Square(self.squares[0], how, keeps)
 
     @cached_property
     def rows(self) -> list[tuple[str, str]]:

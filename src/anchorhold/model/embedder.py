@@ -52,6 +52,7 @@ class Embedder(nn.Module):
 
     mean: Tensor
     std: Tensor
+    preset = ""  # timm:NAME, if that is how it was named
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
-"""Models from the command line: a run folder, a weights file, your own function, or a timm name."""
+"""Models from the command line: a run folder, a weights file, your own function, an encoder, or a timm name."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import safetensors
 import torch
 from torch import nn
 
-from ..errors import AnchorholdError, ModelError, lacks_memory, nearest
+from ..errors import AnchorholdError, ModelError, check, lacks_memory, nearest
 from ..extensions import USER, Origin, imported, kind_of, reason_of, searched_here
 from .backbones import is_own
 from .embedder import Embedder, load_embedder
-from .trainable import Trainable, load_trainable
+from .encoders import encoder_named, is_encoder
+from .preprocessing import INTERPOLATIONS
+from .trainable import load_trainable
 from .wrap import Size, Victim, wrap
 
 __all__ = ["load", "load_model"]
@@ -20,17 +23,21 @@ __all__ = ["load", "load_model"]
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 
 
-def load(
-    path: str | Path, device: str | torch.device = "cpu", *, module: nn.Module | None = None
-) -> Embedder | Trainable:
-    """A trained model, from its file or its run folder, in eval mode.
+def load(path: str | Path, device: str | torch.device = "cpu", *, module: nn.Module | None = None) -> Embedder | Victim:
+    """A trained model, from its file or its run folder, in eval mode; or an encoder by its name.
 
     Args:
-        path: a .safetensors file or a finished run folder.
+        path: a .safetensors file or a finished run folder. Or a name: open_clip:NAME/TAG, transformers:OWNER/NAME or
+            timm:NAME, with its own weights and preprocessing.
         device: where the model is put.
         module: your own module, where one was trained: a file holds its weights, and never code.
     """
-    return load_embedder(path, device) if module is None else load_trainable(path, module, device)
+    if module is not None:
+        return load_trainable(path, module, device)
+    if isinstance(path, str) and (is_encoder(path) or path.startswith("timm:")) and not Path(path).exists():
+        found: Embedder | Victim = load_model(path, device=device).eval()  # type: ignore[assignment]
+        return found
+    return load_embedder(path, device)
 
 
 def load_model(
@@ -48,11 +55,14 @@ def load_model(
         module:function=FILE          your module, with the weights that a training gave it
         resnet18=FILE                 weights from a file for a backbone: pooled features without a head
         module:function               what your function returns; the current folder is searched too
-        resnet18                      a timm name, with its pretrained weights: pooled features without a head
+        open_clip:NAME/TAG            an encoder of open_clip, its image tower alone
+        transformers:OWNER/NAME       CLIP, SigLIP or DINOv2, from the Hub or a folder
+        timm:resnet18                 a timm name, with its pretrained weights: pooled features without a head
+        resnet18                      the same, with the preprocessing of the papers instead of its own
 
     Saved models have their own mean, std and size. The defaults are ImageNet's for a weights file, those of its
     training for a timm name, and none for your own module. `origin` says who gave the name: a function that only a
-    record names is not called.
+    record names is not called, and an encoder that only a record names is not loaded.
     """
     model = _find(spec, mean, std, size, origin)
     return model if device is None else model.to(device)
@@ -65,6 +75,10 @@ def _find(
     path = Path(spec).expanduser()
     if path.exists():
         model = _saved(path)
+    elif is_encoder(name):
+        model = encoder_named(name if file else spec, origin)
+        model = load_trainable(file, model) if file else model
+        check(size is None, f"{name} has its own size; leave out --size")
     elif file and ":" in name:
         model = load_trainable(file, _made(name, origin))
     elif file:
@@ -74,7 +88,7 @@ def _find(
         if not isinstance(model, Embedder | Victim):
             return wrap(model, mean=mean, std=std, size=size)
     else:
-        return _pretrained(spec.removeprefix("timm:"), mean, std, size)
+        return _pretrained(spec, mean, std, size)
     if mean is not None or std is not None:
         raise ModelError(f"{spec} has its own mean and std; leave out --mean and --std")
     return model if size is None else wrap(model, size=size)
@@ -93,9 +107,10 @@ def _saved(path: Path) -> nn.Module:
     return load_embedder(path)
 
 
-def _pretrained(name: str, mean: Sequence[float] | None, std: Sequence[float] | None, size: Size | None) -> nn.Module:
+def _pretrained(spec: str, mean: Sequence[float] | None, std: Sequence[float] | None, size: Size | None) -> nn.Module:
     import timm  # takes a second to import
 
+    name = spec.removeprefix("timm:")
     try:
         known: Any = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown tag in NAME.TAG
@@ -109,7 +124,24 @@ def _pretrained(name: str, mean: Sequence[float] | None, std: Sequence[float] | 
     if known:
         mean, std = (known.mean, known.std) if mean is std is None else (mean, std)
         size = size or known.input_size[-2:]
-    return Embedder(name, 0, "imagenet", mean=mean, std=std, size=size)
+    way = _own_way(known, size) if known and name != spec else None
+    model = Embedder(name, 0, "imagenet", mean=mean, std=std, size=size, preprocessing=way)
+    model.preset = spec if way else ""
+    return model
+
+
+def _own_way(known: Any, size: Size | None) -> dict[str, Any] | None:
+    """How timm prepares files for a net; None where that is not possible here, as for sizes that are not square."""
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    interpolation = str(known.interpolation or "bicubic")
+    if len(set(sides)) != 1 or known.crop_mode == "border" or interpolation not in INTERPOLATIONS:
+        return None
+    side = int(sides[0])
+    resize = math.floor(side / (known.crop_pct or 0.875))
+    squashed = known.crop_mode == "squash"
+    return {"resize": resize, "crop": side, "interpolation": interpolation} | (
+        {} if squashed else {"proportions": True}
+    )
 
 
 def _made(spec: str, origin: Origin) -> nn.Module:

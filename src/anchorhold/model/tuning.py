@@ -104,14 +104,18 @@ class Tuning:
         if isinstance(model, Embedder):
             own = {name for name in names if name.startswith("head.")}
             if not own and self.settings.train == "head":
-                raise SettingsError("model.dim = 0 leaves no head to train: set model.dim, or name layers in model.head")
+                raise SettingsError(
+                    "model.dim = 0 leaves no head to train: set model.dim, or name layers in model.head"
+                )
             return own
         # From the last layer with a matrix on: a norm after it belongs to the head too.
         layers = [name for name in called if any(True for _ in model.get_submodule(name).parameters())]
         wide = [at for at, name in enumerate(layers) if any(p.ndim > 1 for p in model.get_submodule(name).parameters())]
         if not wide:
             raise ModelError("the module calls no layer with a weight matrix: name its last layers in model.head")
-        return {f"{name}.{each}" for name in layers[wide[-1] :] for each, _ in model.get_submodule(name).named_parameters()}
+        return {
+            f"{name}.{each}" for name in layers[wide[-1] :] for each, _ in model.get_submodule(name).named_parameters()
+        }
 
     def _under(self, prefix: str, names: list[str]) -> set[str]:
         """The parameters at or below a name, as the user writes it."""
@@ -188,7 +192,11 @@ class Tuning:
         whole = sum(p.numel() for p in self.model.parameters())
         layers = sorted({name.removeprefix(_prefix(self.model)).rpartition(".")[0] or name for name in head})
         what = [f"adapters of rank {self.settings.lora_rank} on {adapters} layers"] if adapters else []
-        what += [f"in full {', '.join(layers[:4])}{f' and {len(layers) - 4} more' if len(layers) > 4 else ''}"] if layers else []
+        what += (
+            [f"in full {', '.join(layers[:4])}{f' and {len(layers) - 4} more' if len(layers) > 4 else ''}"]
+            if layers
+            else []
+        )
         return f"{trained:,} of {whole:,} parameters train: {'; '.join(what)}"
 
 
@@ -210,7 +218,7 @@ def _prefix(model: nn.Module) -> str:
 
 
 def _called(model: nn.Module, images: Tensor) -> list[str]:
-    """The names of the layers that a call runs, in the order of their last call; buffers and modes stay as they were."""
+    """The names of the layers that a call runs, in the order of their last call. Buffers and modes stay the same."""
     order: dict[str, None] = {}
 
     def note(name: str) -> Any:

@@ -34,6 +34,7 @@ __all__ = [
     "check_model",
     "check_numbers",
     "digest",
+    "impatient",
     "load_weights",
     "read_tensors",
     "saved_config",
@@ -218,7 +219,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
     first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
     channels = first.in_channels if first else 3
     try:
-        with _impatient():
+        with impatient():
             # timm resamples the positions of a ViT that is made for images of another size.
             sides: dict[str, Any] = {} if (own := sides_of(module)) is None else {"img_size": own}
             model = timm.create_model(tag, pretrained=True, num_classes=0, in_chans=channels, **sides)
@@ -232,7 +233,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _impatient() -> Iterator[None]:
+def impatient() -> Iterator[None]:
     """Use only the cache if the hub is unreachable: the hub's own retries take most of a minute."""
     try:
         from huggingface_hub import constants
