@@ -92,7 +92,13 @@ app = _App(
 )
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-Model = Annotated[str, typer.Argument(help="A run folder, a model file, BACKBONE=FILE, module:function or a timm name")]
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A run folder, a model file, BACKBONE=FILE, module:function, a timm name, "
+        "open_clip:NAME/TAG or transformers:OWNER/NAME"
+    ),
+]
 Data = Annotated[str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, or a CSV")]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training classes, not on the test split")]

@@ -74,7 +74,7 @@ def train(
     from ..data.datasets import dataset
     from ..errors import check
     from ..reproduce.rows import check_row, row_named, row_settings
-    from ..training.fit import fit
+    from ..training.fit import fit, with_preparation
 
     check(
         model is None or (weights is None and row is None), "--model brings its weights: leave out --weights and --row"
@@ -95,6 +95,8 @@ def train(
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
     images = dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
     own = model_of(model, mean, std, size) if model else None
+    if own is not None:  # an encoder says how files are prepared for it
+        settings = settings_from(recipe or "hm-lga", with_preparation(changes, images, own))
     run = fit(own, images, settings=settings, out=out or "", row=row or "", device=device, report=Console())
     if published is not None and published.data == settings.data.name:
         numbers = [f"{name} {published.published[name]:.1f}" for name in ("R@1", "ERS") if name in published.published]

@@ -24,6 +24,7 @@ from ..data.decode import Square
 from ..data.settings import LARGEST_SIDE
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
 from ..extensions import USER, Origin
+from ..model.encoders import preset_of
 from ..model.preprocessing import INTERPOLATIONS
 from ..model.wrap import Victim, as_victim, fingerprint_of
 from ..runs.fields import dig, field, parsed
@@ -57,8 +58,11 @@ class Named:
         """The same for JSON, with absolute paths, because a search may start in another folder."""
         path = Path(self.spec).expanduser()
         backbone, _, file = self.spec.partition("=")
+        library, _, place = self.spec.partition(":")
         if path.exists():
             spec = str(path.resolve())
+        elif library == "transformers" and Path(place).expanduser().is_dir():
+            spec = f"transformers:{Path(place).expanduser().resolve()}"
         else:
             spec = f"{backbone}={Path(file).expanduser().resolve()}" if file else self.spec
         return asdict(self) | {"spec": spec}
@@ -68,6 +72,7 @@ def described(model: nn.Module) -> dict[str, Any]:
     """A description of a model, with the digest of its weights that audits record too."""
     inner = model.module if isinstance(model, Victim) else model
     about = {"kind": type(inner).__name__, "weights": fingerprint_of(model)}
+    about |= {"preset": preset} if (preset := preset_of(model)) else {}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(config, dict) else {})
 

@@ -235,10 +235,13 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
         raise ModelError(f"{path} was not saved by Anchorhold; load bare weights with Embedder(backbone, weights=FILE)")
     try:
         known = parsed(about)
-        if "module" in field(known, "config", dict, path, _VERSION):
+        if "module" in (config := field(known, "config", dict, path, _VERSION)):
+            preset = config.get("preset")
+            name, whose = (preset, preset) if isinstance(preset, str) else ("module:function", "a module of yours")
+            module = f"ah.load({preset!r})" if isinstance(preset, str) else "…"
             raise ModelError(
-                f"{path} holds the weights of a module of yours: give it too, as in ah.load({str(path)!r}, module=…) "
-                f"or module:function={path}"
+                f"{path} holds the weights of {whose}: give it too, as in ah.load({str(path)!r}, module={module}) "
+                f"or {name}={path}"
             )
         model = embedder_from(field(known, "config", dict, path, _VERSION), path)
         check_numbers(tensors, str(path), model.state_dict())

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, lacks_memory, nearest
 from ..extensions import Origin
+from .embedder import Embedder
 from .preprocessing import Preprocessing, record_of
 from .weights import impatient
 from .wrap import Victim
 
-__all__ = ["Encoder", "Tower", "encoder_named", "is_encoder"]
+__all__ = ["Encoder", "Tower", "encoder_named", "is_encoder", "preset_of"]
 
 _LIBRARIES = ("open_clip", "transformers")
-_TRIES = "check the name, or give a folder of the model, transformers:PATH"
 # The class of a model's image tower, its vector in the output, and the layers that make the vector last.
 _TOWERS = {
     "clip": ("CLIPVisionModelWithProjection", "image_embeds", "net.visual_projection"),
@@ -86,6 +86,12 @@ def is_encoder(name: str) -> bool:
     return name.partition(":")[0] in _LIBRARIES
 
 
+def preset_of(model: nn.Module) -> str:
+    """The name of the encoder that a model is, or was before it was trained; "" for all others."""
+    inner = model.module if isinstance(model, Victim) else model
+    return str(getattr(inner, "preset", "")) if isinstance(inner, Embedder | Tower) else ""
+
+
 def encoder_named(name: str, origin: Origin) -> Encoder:
     """The encoder of a name; one that only a record names is neither downloaded nor read."""
     origin.check(name, loads=True)
@@ -97,9 +103,7 @@ def encoder_named(name: str, origin: Origin) -> Encoder:
         if isinstance(error, AnchorholdError) or lacks_memory(error):
             raise
         lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        raise ModelError(
-            f"{name} cannot be loaded ({lines[0][:160]}); is it downloaded, or the network there?"
-        ) from None
+        raise ModelError(f"{name} cannot be loaded ({lines[0][:160]}); check the name and the network") from None
 
 
 # open_clip ---------------------------------------------------------------------------------------------------
@@ -154,8 +158,8 @@ def _transformers(place: str, name: str) -> Encoder:
     except ImportError:
         raise ModelError(f"{name} needs transformers: run pip install 'anchorhold[encoders]'") from None
     folder = Path(place).expanduser()
-    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place):
-        raise ModelError(f"{name}: there is no folder {place}; give OWNER/NAME on the Hub, or a folder")
+    if not place or (not folder.is_dir() and not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place)):
+        raise ModelError(f"{name}: there is no folder {place!r}; give OWNER/NAME on the Hub, or a folder")
     source = str(folder) if folder.is_dir() else place
     config: Any = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     kind = str(config.model_type)
@@ -172,12 +176,10 @@ def _transformers(place: str, name: str) -> Encoder:
     )
     if missing := sorted(info["missing_keys"]):
         raise ModelError(f"{name} lacks {len(missing)} of the weights of its image tower, such as {missing[0]}")
-    return Encoder(Tower(net, name, output, head), *_prepared(transformers, source, name, own))
+    return Encoder(Tower(net, name, output, head), *_prepared(transformers, source, name))
 
 
-def _prepared(
-    transformers: Any, source: str, name: str, config: Any
-) -> tuple[list[float], list[float], dict[str, Any]]:
+def _prepared(transformers: Any, source: str, name: str) -> tuple[list[float], list[float], dict[str, Any]]:
     """Mean, std and preprocessing from the model's preprocessor_config.json."""
     try:
         found: Any = transformers.AutoImageProcessor.from_pretrained(source, trust_remote_code=False)

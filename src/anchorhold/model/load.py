@@ -139,9 +139,8 @@ def _own_way(known: Any, size: Size | None) -> dict[str, Any] | None:
     side = int(sides[0])
     resize = math.floor(side / (known.crop_pct or 0.875))
     squashed = known.crop_mode == "squash"
-    return {"resize": resize, "crop": side, "interpolation": interpolation} | (
-        {} if squashed else {"proportions": True}
-    )
+    way: dict[str, Any] = {"resize": resize, "crop": side, "interpolation": interpolation}
+    return way if squashed else way | {"proportions": True}
 
 
 def _made(spec: str, origin: Origin) -> nn.Module:

@@ -47,6 +47,8 @@ class Trainable(Victim):
             "output": victim.output,
             "freeze_batchnorm": freeze_batchnorm,
         }
+        if isinstance(preset := getattr(victim.module, "preset", None), str):
+            self.config["preset"] = preset
         self.trained_on: TrainedOn | None = None
         self.weights_report: LoadReport | None = None
         self.still: tuple[nn.Module, ...] = ()  # BatchNorm outside of the part that trains, set by `tuning`

@@ -109,13 +109,11 @@ class Tuning:
                 )
             return own
         # From the last layer with a matrix on: a norm after it belongs to the head too.
-        layers = [name for name in called if any(True for _ in model.get_submodule(name).parameters())]
-        wide = [at for at, name in enumerate(layers) if any(p.ndim > 1 for p in model.get_submodule(name).parameters())]
+        layers = {name: dict(model.get_submodule(name).named_parameters()) for name in called}
+        wide = [place for place, own in enumerate(layers.values()) if any(p.ndim > 1 for p in own.values())]
         if not wide:
             raise ModelError("the module calls no layer with a weight matrix: name its last layers in model.head")
-        return {
-            f"{name}.{each}" for name in layers[wide[-1] :] for each, _ in model.get_submodule(name).named_parameters()
-        }
+        return {f"{name}.{each}" for name, own in list(layers.items())[wide[-1] :] for each in own}
 
     def _under(self, prefix: str, names: list[str]) -> set[str]:
         """The parameters at or below a name, as the user writes it."""

@@ -28,7 +28,8 @@ from ..distributed import Ranks, joined
 from ..errors import ModelError, RunError, check
 from ..extensions import Origin
 from ..model.embedder import Embedder, embedder_from
-from ..model.preprocessing import record_of
+from ..model.encoders import preset_of
+from ..model.preprocessing import preprocessing_of, record_of
 from ..model.trainable import Trainable, rebuilt, trainable
 from ..model.tuning import Tuning
 from ..model.weights import check_model
@@ -38,7 +39,7 @@ from ..runs.provenance import provenance
 from .loop import train
 from .trainer import Trainer
 
-__all__ = ["build_model", "fit", "resume", "with_data"]
+__all__ = ["build_model", "fit", "resume", "with_data", "with_preparation"]
 
 
 def fit(
@@ -78,7 +79,7 @@ def fit(
     if defence is not None:
         check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
         overrides = _with_defence(overrides or {}, defence)
-    settings = settings or settings_from(recipe, with_data(overrides or {}, data))
+    settings = settings or settings_from(recipe, with_preparation(with_data(overrides or {}, data), data, model))
     given = None if model is None else trainable(model, settings.model.freeze_batchnorm, settings.model.train)
     settings = _settings_for(given, data, settings)
     where = device_named(device)
@@ -186,6 +187,18 @@ def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
     return {**overrides, "data": {**known, **given}}
 
 
+def with_preparation(overrides: Mapping[str, Any], data: Dataset, model: nn.Module | None) -> dict[str, Any]:
+    """The overrides, completed with the resize and crop of an encoder; images in memory stay as the recipe has them."""
+    if model is None or not preset_of(model) or data.train.paths is None:
+        return dict(overrides)
+    way = preprocessing_of(model)
+    own = {name: getattr(way, name) for name in ("resize", "crop", "interpolation", "proportions")}
+    given = overrides.get("data", {})
+    if {"resize", "crop"} & set(given):  # sizes of yours replace the encoder's
+        own = {name: own[name] for name in ("interpolation", "proportions")}
+    return {**overrides, "data": {**own, **given}}
+
+
 def _with_defence(overrides: Mapping[str, Any], defence: Callable[..., Any] | str) -> dict[str, Any]:
     """The overrides with the name of a defence that is given as an object."""
     changes = nested(overrides)
@@ -258,9 +271,11 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
     """A model with the run's structure; the checkpoint will overwrite every weight."""
     config = run.field(info, "model.config", dict)
     if "module" in config:
+        preset = config.get("preset")
+        name, module = (preset, f"ah.load({preset!r})") if isinstance(preset, str) else ("module:function", "…")
         raise RunError(
-            f"{run.path} trains a module of yours, {config['module']}: give it again, as in "
-            f"ah.resume({str(run.path)!r}, model=…) or --model module:function"
+            f"{run.path} trains a module of yours, {preset or config['module']}: give it again, as in "
+            f"ah.resume({str(run.path)!r}, model={module}) or --model {name}"
         )
     if run.load() is not None:
         return embedder_from(run.field(info, "model.config", dict), run.path / "run.json")
