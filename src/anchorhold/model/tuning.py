@@ -53,8 +53,9 @@ class Tuning:
         targets = self._targets(called, head) if settings.train == "lora" else []
         if targets:
             self._inject(targets, seed)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in head or (bool(targets) and ".lora_" in name))
+        for name, parameter in model.named_parameters(remove_duplicate=False):  # a tied weight has several names
+            if name in head or (targets and ".lora_" in name):
+                parameter.requires_grad_(True)
         inside = {name.rpartition(".")[0] for name in head}
         model.still = tuple(
             module for name, module in model.named_modules() if isinstance(module, _BatchNorm) and name not in inside
@@ -189,7 +190,11 @@ class Tuning:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in self.model.parameters())
         layers = sorted({name.removeprefix(_prefix(self.model)).rpartition(".")[0] or name for name in head})
-        what = [f"adapters of rank {self.settings.lora_rank} on {adapters} layers"] if adapters else []
+        what = (
+            [f"adapters of rank {self.settings.lora_rank} on {adapters} layer{'s' * (adapters > 1)}"]
+            if adapters
+            else []
+        )
         what += (
             [f"in full {', '.join(layers[:4])}{f' and {len(layers) - 4} more' if len(layers) > 4 else ''}"]
             if layers
