@@ -103,9 +103,8 @@ def test_you_may_name_the_head() -> None:
     assert trained(own) == {"module.one.weight", "module.two.bias"} and note.startswith("272 of ")
     model = ah.Embedder("test_resnet", 8, size=16)
     assert trained(begun(model, train="head")[0]) == {"head.weight", "head.bias"}
-    assert all(
-        name.startswith("backbone.layer4.") for name in trained(begun(model, train="head", head="backbone.layer4")[0])
-    )
+    named = trained(begun(model, train="head", head="backbone.layer4")[0])
+    assert named and all(name.startswith("backbone.layer4.") for name in named)
 
 
 @pytest.mark.parametrize("made", [Neck, Attention, lambda: ah.Embedder("test_resnet", 8, size=16)])

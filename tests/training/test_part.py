@@ -202,7 +202,7 @@ class Said(Silent):
         (
             lambda: ah.Embedder("test_resnet", 8, channels=1, size=(10, 6)),
             "lora",
-            "a model with adapters is not compiled",
+            "with adapters is not compiled",
         ),
         (lambda: ah.Embedder("small", 8, channels=1, size=(10, 6)), "head", "no BatchNorm to fold"),
         (lambda: ah.Embedder("test_resnet", 8, channels=1, size=(10, 6)), "head", ""),

@@ -190,16 +190,12 @@ class Tuning:
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in self.model.parameters())
         layers = sorted({name.removeprefix(_prefix(self.model)).rpartition(".")[0] or name for name in head})
-        what = (
-            [f"adapters of rank {self.settings.lora_rank} on {adapters} layer{'s' * (adapters > 1)}"]
-            if adapters
-            else []
-        )
-        what += (
-            [f"in full {', '.join(layers[:4])}{f' and {len(layers) - 4} more' if len(layers) > 4 else ''}"]
-            if layers
-            else []
-        )
+        what = []
+        if adapters:
+            what.append(f"adapters of rank {self.settings.lora_rank} on {adapters} layer{'s' * (adapters > 1)}")
+        if layers:
+            more = f" and {len(layers) - 4} more" if len(layers) > 4 else ""
+            what.append(f"in full {', '.join(layers[:4])}{more}")
         return f"{trained:,} of {whole:,} parameters train: {'; '.join(what)}"
 
 
