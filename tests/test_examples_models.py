@@ -31,10 +31,16 @@ def shared() -> dict[str, tuple[float, float]]:
     return printed("oml_and_pml_models.py")
 
 
-@pytest.mark.parametrize("name", ["harden_mobilenet.py", "harden_vit_lora.py"])
-def test_a_network_is_hardened_on_a_folder(name: str) -> None:
-    found = printed(name)
-    assert found["hardened"][1] > found["start"][1] and found["hardened"][0] > found["start"][0] - 5
+def test_a_mobilenet_is_hardened_on_a_folder() -> None:
+    found = printed("harden_mobilenet.py")
+    assert found["hardened"][1] > max(found["start"][1], found["control"][1]) + 5
+    assert found["hardened"][0] > found["start"][0] - 5
+
+
+def test_a_vit_trains_with_adapters_on_a_folder() -> None:
+    """Better than its control. Against its start the gain (3 points, 128 queries) is within noise: not claimed."""
+    found = printed("harden_vit_lora.py")
+    assert found["hardened"][1] > found["control"][1] and found["hardened"][0] > found["start"][0] - 5
 
 
 def test_encoders_are_audited() -> None:
