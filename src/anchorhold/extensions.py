@@ -35,7 +35,8 @@ __all__ = [
 
 _OBJECT = "(...)"  # ends the name of an object, which no name can bring back
 
-_CODE = re.compile(r"(?!timm:|hf:)[^\W\d][\w./]*:[^\W\d][\w.]*")  # timm:NAME and hf:owner/name mean weights
+# timm:NAME and hf:owner/name mean weights, and open_clip:NAME and transformers:NAME mean models
+_CODE = re.compile(r"(?!(?:timm|hf|open_clip|transformers):)[^\W\d][\w./]*:[^\W\d][\w.]*")
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,13 @@ class Origin:
     allowed: frozenset[str] = frozenset()
     repeat: str = ""  # the command that repeats a name, with {} for the name
 
-    def check(self, name: str) -> None:
-        """Refuse code that the user did not name."""
+    def check(self, name: str, loads: bool = False) -> None:
+        """Refuse code that the user did not name; with `loads`, a model that would be downloaded or read."""
         if not self.record or name in self.allowed:
             return
         how = f"; if you trust it, name it yourself: {self.repeat.format(name)}" if self.repeat else ""
+        if loads:
+            raise RunError(f"{self.record} names the model {name}, and a model named in a file is not loaded{how}")
         raise RunError(f"{self.record} names the code {name}, and code named in a file is not run{how}")
 
     def check_download(self, name: str) -> None:

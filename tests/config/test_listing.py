@@ -138,7 +138,8 @@ def test_a_defence_of_yours_is_listed_with_its_own_words(monkeypatch: pytest.Mon
 
 
 def test_patterns_match_keys_and_meanings() -> None:
-    assert [each.key for each in list_settings("learning rate")] == ["optimiser.lr", "optimiser.schedule"]
+    found = [each.key for each in list_settings("learning rate")]
+    assert found == ["optimiser.lr", "optimiser.schedule", "defence.loss_lr"]
     assert {each.section for each in list_settings("data.*")} == {"data"}
     assert next(each.key for each in list_settings("EPOCHS") if each.section == "train") == "train.epochs"
 

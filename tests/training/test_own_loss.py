@@ -20,7 +20,7 @@ from anchorhold.errors import RunError, SettingsError
 from anchorhold.random import Key
 from anchorhold.runs.folder import Run
 from anchorhold.training.evaluation import evaluate_model
-from anchorhold.training.fit import build_model
+from anchorhold.training.preparing import build_model
 
 PML = "pytorch_metric_learning.losses:"
 QUICK: dict[str, Any] = {

@@ -13,7 +13,7 @@ from anchorhold.data.datasets import dataset
 from anchorhold.data.splits import Dataset
 from anchorhold.errors import SettingsError
 from anchorhold.random import Key
-from anchorhold.training.fit import build_model
+from anchorhold.training.preparing import build_model
 from anchorhold.training.sampler_statistics import BATCHES, sampler_hardness, sampler_settings, sampler_table
 
 ROOT = Path(__file__).parents[2]

@@ -12,6 +12,7 @@ from ..attacks.goal import Scene
 from ..console import Report
 from ..data.adapters import split_from
 from ..data.datasets import csv_split, dataset, folder_split
+from ..data.decode import Square
 from ..data.images import Images, load_images
 from ..data.settings import DataSettings
 from ..data.splits import Dataset, Split
@@ -62,7 +63,10 @@ class Material:
                 known["lengths"] = split.lengths_fingerprint()
             # By default the model determines these, and no setting.
             made = split.paths is not None or bool(images.resize or images.crop)
-            return known | ({"resize": images.resize, "crop": images.crop} if made else {})
+            how: dict[str, Any] = {}
+            if isinstance(images.square, Square):
+                how = {"interpolation": images.square.interpolation, "proportions": images.square.proportions}
+            return known | ({"resize": images.resize, "crop": images.crop, **how} if made else {})
 
         return {
             "query": side(self.query),
@@ -86,7 +90,7 @@ def prepare(
 ) -> Material:
     """Decode both sides. Files get the model's preprocessing; `resize` and `crop` override it."""
     way = preprocessing_of(model)
-    query, gallery, own, notes = splits_of(data, way.told(resize, crop).resize)
+    query, gallery, own, notes = splits_of(data, way.told(resize, crop).square)
     for role, split in (("query", query), ("gallery", gallery)):
         if not len(split):
             raise DataError(f"the {role} is empty; give at least one image")
@@ -97,7 +101,14 @@ def prepare(
     def load(role: str, split: Split) -> Images:
         given = data.get(role, data.get("test")) if isinstance(data, Mapping) else data
         wide, inner = _squares(split, not isinstance(given, Dataset | Split | str | Path), way, resize, crop)
-        wanted = DataSettings(resize=wide, crop=inner, flip=False, on_bad_image=on_bad_image)
+        wanted = DataSettings(
+            resize=wide,
+            crop=inner,
+            interpolation=way.interpolation,  # type: ignore[arg-type]  # checked with its record
+            proportions=way.proportions,
+            flip=False,
+            on_bad_image=on_bad_image,
+        )
         return load_images(split, wanted, device, report, ranks)
 
     searched = load("gallery", gallery)
@@ -112,7 +123,7 @@ def prepare(
     return Material(asked, searched, labels.to(device), gallery_labels.to(device), own.long().to(device), notes)
 
 
-def splits_of(data: Data, resize: int = 0) -> tuple[Split, Split, Tensor | None, tuple[str, ...]]:
+def splits_of(data: Data, resize: int | Square = 0) -> tuple[Split, Split, Tensor | None, tuple[str, ...]]:
     """Query and gallery (one object where they are the same), `own` where given, and notes."""
     if isinstance(data, Dataset):
         return data.query, data.gallery, None, data.notes
@@ -131,7 +142,7 @@ def splits_of(data: Data, resize: int = 0) -> tuple[Split, Split, Tensor | None,
     return split.query, split.gallery, None, notes
 
 
-def _split(data: Any, name: str, asks: bool = False, resize: int = 0) -> tuple[Split, tuple[str, ...]]:
+def _split(data: Any, name: str, asks: bool = False, resize: int | Square = 0) -> tuple[Split, tuple[str, ...]]:
     if isinstance(data, Split):
         return data, ()
     if isinstance(data, Dataset):

@@ -177,7 +177,7 @@ def _read(path: Path, material: Material) -> Tensor:
     check(height == width, f"images of {height}×{width} are not square; put {path.name} into the data")
     # Twice, since a split needs two classes; only one is used.
     split = Split(path.name, torch.tensor([0, 1]), ("a", "b"), paths=(path, path))
-    pixels = centre_crop(decode(split, height, workers=1).images[:1], material.gallery.crop)
+    pixels = centre_crop(decode(split, material.gallery.square or height, workers=1).images[:1], material.gallery.crop)
     return pixels.mean(1, keepdim=True) if channels == 1 else pixels
 
 

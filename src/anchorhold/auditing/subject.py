@@ -15,6 +15,7 @@ from ..errors import AnchorholdError, ModelError, lacks_memory
 from ..metrics import nmi, score_queries
 from ..model.chunked import chunked
 from ..model.embedder import Embedder
+from ..model.encoders import preset_of
 from ..model.frozen import Embed, connected, embed_all, embed_images
 from ..model.wrap import Victim, fingerprint_of, hub_of
 from ..random import Key
@@ -131,5 +132,6 @@ def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
         "weights": fingerprint_of(victim),
         **hub_of(victim),
     }
+    about |= {"preset": preset} if (preset := preset_of(victim)) else {}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(inner, Embedder) else {})

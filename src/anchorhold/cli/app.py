@@ -100,7 +100,11 @@ app = _App(
 
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 Model = Annotated[
-    str, typer.Argument(help="A run folder, a model file, hf:owner/name, BACKBONE=FILE, module:function or a timm name")
+    str,
+    typer.Argument(
+        help="A run folder, a model file, hf:owner/name, BACKBONE=FILE, module:function, a timm name, "
+        "open_clip:NAME/TAG or transformers:OWNER/NAME"
+    ),
 ]
 Data = Annotated[
     str, typer.Option(help="cub, cars, sop, inshop, digits, …, a folder of class folders, a CSV, or module:function")

@@ -211,6 +211,7 @@ def apart(held_out: int, classes: str) -> str:
 
 def _slug(text: str) -> str:
     """A folder name from a model or data argument; a model in a run folder is named after that folder."""
-    path = Path(text)
+    library, _, name = text.partition(":")
+    path = Path(name.replace("/", "-") if library == "open_clip" else text)
     path = path.parent if path.name == "model.safetensors" else path
     return path.name.removesuffix(".safetensors").replace(":", "-").replace("=", "-") or "here"

@@ -171,7 +171,7 @@ def _put_data(tree: dict[str, Any], data: str, root: Path | None) -> dict[str, A
 def _with_own_data(changes: dict[str, Any]) -> "tuple[dict[str, Any], Dataset | None]":
     """A data set of the user's is loaded before the settings: what it holds decides whether images are resized."""
     from ..data.own import is_own
-    from ..training.fit import data_from, with_data
+    from ..training.preparing import data_from, with_data
 
     section = changes.get("data")
     if not isinstance(section, dict) or not is_own(section.get("name")):

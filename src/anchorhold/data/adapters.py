@@ -24,7 +24,7 @@ from ..errors import DataError, lacks_memory
 from ..extensions import USER, Origin
 from ..random import Key
 from .datasets import dataset, folder_split
-from .decode import square
+from .decode import Square, square
 from .own import is_own, own_dataset
 from .splits import Dataset, Split
 
@@ -45,7 +45,7 @@ class Given:
 
 
 def dataset_from(
-    data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int = 0, origin: Origin = USER
+    data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int | Square = 0, origin: Origin = USER
 ) -> Dataset:
     """What `fit` trains and tests on. Without a test part, a fifth of the classes is held out for it.
 
@@ -91,7 +91,7 @@ def _named(train: Split, test: Split, *notes: str) -> Dataset:
     return Dataset(kind, train, test, notes, as_given=kind == "memory")
 
 
-def _part(data: Any, name: str, resize: int) -> Split:
+def _part(data: Any, name: str, resize: int | Square) -> Split:
     """One part of a mapping: a folder of class folders, or any form of images in memory."""
     if isinstance(data, Dataset):
         return data.train if name == "train" else data.test
@@ -111,7 +111,7 @@ def _aligned(train: Split, test: Split) -> tuple[Split, Split]:
     return over(train), over(test)
 
 
-def split_from(data: Any, name: str = "images", *, resize: int = 0) -> Split:
+def split_from(data: Any, name: str = "images", *, resize: int | Square = 0) -> Split:
     """Images and labels in any form above as one split.
 
     >>> split_from((torch.rand(4, 3, 8, 8), ["cat", "dog", "cat", "dog"])).classes
@@ -128,7 +128,7 @@ def split_from(data: Any, name: str = "images", *, resize: int = 0) -> Split:
         raise DataError(f"{name} cannot be read as images with labels ({type(error).__name__}: {reason})") from error
 
 
-def _split_from(data: Any, name: str, resize: int) -> Split:
+def _split_from(data: Any, name: str, resize: int | Square) -> Split:
     if isinstance(data, tuple | list) and len(data) == 2 and not _is_item(data[0]):
         return in_memory(data[0], data[1], name)
     if isinstance(data, DataLoader):
@@ -199,7 +199,7 @@ def _numbered(labels: Any, names: Sequence[str] | None) -> tuple[Tensor, tuple[s
     return numbers, tuple(str(value) for value in known)
 
 
-def _gathered(items: Iterator[Any], name: str, names: Any, resize: int) -> Split:
+def _gathered(items: Iterator[Any], name: str, names: Any, resize: int | Square) -> Split:
     """All (image, label) of a data set, in memory."""
     images: list[Any] = []
     labels: list[Any] = []
@@ -280,7 +280,7 @@ def _decoded(image: Any) -> Any:
     return image
 
 
-def _pixels(image: Any, side: int) -> Any:
+def _pixels(image: Any, side: int | Square) -> Any:
     """A PIL image as bytes (side, side, C); a grey one keeps its one channel."""
     grey = image.mode in ("1", "L")
     whole = square(image, side).copy()

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +17,72 @@ from ..runs.files import regular
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Bad", "begin", "fill", "fill_shared", "pixels_of", "rgb", "square", "upright", "why_unreadable"]
+__all__ = [
+    "Bad",
+    "Square",
+    "begin",
+    "fill",
+    "fill_shared",
+    "pixels_of",
+    "rgb",
+    "side_of",
+    "square",
+    "squared",
+    "upright",
+    "why_unreadable",
+]
 
 Bad = list[tuple[int, str]]  # (row, reason) of each file that cannot be read
+
+
+@dataclass(frozen=True)
+class Square:
+    """How an image becomes a square, where that is not the usual: bilinear, without keeping its proportions."""
+
+    side: int
+    interpolation: str = "bilinear"  # bilinear, bicubic, lanczos or nearest
+    proportions: bool = False  # resize the shorter side, then cut out the centre
+
+
+def squared(side: int, interpolation: str = "bilinear", proportions: bool = False) -> int | Square:
+    """The side alone for the usual way to resize, else a Square."""
+    return side if interpolation == "bilinear" and not proportions else Square(side, interpolation, proportions)
+
+
+def side_of(size: int | Square) -> int:
+    """The side of the square."""
+    return size.side if isinstance(size, Square) else size
+
 
 _shared: Any = None  # in a worker: the memory that it writes to, if any; never set in the parent
 
 
-def pixels_of(file: Any, size: int) -> Any:
-    """One image file, given as a path or open, as a (size, size, 3) array of bytes."""
+def pixels_of(file: Any, size: int | Square) -> Any:
+    """One image file, given as a path or open, as a (side, side, 3) array of bytes."""
     from PIL import Image
 
     with Image.open(file if hasattr(file, "read") else regular(file)) as opened:
         return square(opened, size)
 
 
-def square(image: "Image", size: int) -> Any:
-    """An image as a (size, size, 3) array of bytes: upright, RGB, resized without keeping its proportions."""
+def square(image: "Image", size: int | Square) -> Any:
+    """An image as a (side, side, 3) array of bytes: upright, RGB, resized without keeping its proportions.
+
+    A Square may keep them: as torchvision's Resize(side) and CenterCrop(side) do.
+    """
     import numpy as np
     from PIL import Image
 
     image = rgb(upright(image))
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(image)
+    how = size if isinstance(size, Square) else Square(size)
+    side, (width, height) = how.side, image.size
+    wanted = (side, side)
+    if how.proportions:
+        wanted = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
+    if image.size != wanted:
+        image = image.resize(wanted, Image.Resampling[how.interpolation.upper()])
+    left, top = (round((length - side) / 2) for length in wanted)
+    return np.asarray(image if wanted == (side, side) else image.crop((left, top, left + side, top + side)))
 
 
 def upright(image: "Image") -> "Image":
@@ -92,7 +135,7 @@ def why_unreadable(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def fill(rows: Any, paths: list[Path], size: int) -> Bad:
+def fill(rows: Any, paths: list[Path], size: int | Square) -> Bad:
     """Decode files into rows (None: only check that they can be read); returns the bad ones with reasons."""
     bad = []
     for row, path in enumerate(paths):
@@ -124,7 +167,7 @@ def begin(place: tuple[Any, tuple[int, ...]] | None, reader: int) -> None:
     threading.Thread(target=_watch, args=(reader,), daemon=True).start()
 
 
-def fill_shared(place: int | slice, paths: list[Path], size: int) -> Bad:
+def fill_shared(place: int | slice, paths: list[Path], size: int | Square) -> Bad:
     """`fill` one place of the shared memory."""
     return fill(None if _shared is None else _shared[place], paths, size)
 

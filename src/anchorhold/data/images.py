@@ -10,6 +10,7 @@ from torch import Tensor
 from ..console import Report
 from ..distributed import Ranks, neighbours
 from ..random import Key
+from .decode import Square, squared
 from .settings import DataSettings
 from .splits import Split
 from .store import ResidentStore, Store, centre_crop, crop_flip, decode, readable, resident
@@ -30,6 +31,7 @@ class Images:
     crop_least: float = 0.0
     resize: int | None = None  # the side to which files were resized
     ranks: Ranks = field(default_factory=Ranks)
+    square: int | Square | None = None  # how that was done
 
     def augmented(self, plan: list[Tensor], keys: Iterator[Key]) -> Iterator[Tensor]:
         """Augmented training images of the planned ids: random crop and flip, keyed by the position in the batch."""
@@ -66,7 +68,8 @@ def load_images(
     """
     ranks = ranks or Ranks()
     # All ranks must stream if one does; the ranks before this one may have filled the memory.
-    size, streams = settings.resize or None, ranks.any(_streams(split, settings))
+    side, streams = settings.resize or None, ranks.any(_streams(split, settings))
+    size = None if side is None else squared(side, settings.interpolation, settings.proportions)
     with report.task(f"{'checking' if streams else 'decoding'} {split.name}", len(split)) as advance:
         how: dict[str, Any] = {
             "workers": settings.workers or None,
@@ -76,7 +79,7 @@ def load_images(
         store: Store
         if streams:
             kept, skipped = readable(split, size, **how)
-            store = StreamStore(kept.paths or (), settings.resize, device, settings.workers)
+            store = StreamStore(kept.paths or (), size or 0, device, settings.workers)
             place = f"streamed by {store.workers} processes"
         else:
             decoded = decode(split, size, **how)
@@ -89,7 +92,7 @@ def load_images(
         report.say(f"{split.name}: {len(kept):,} images, {_bytes(kept, settings) / 1e9:.1f} GB, {place}")
     labels = kept.labels.to(device)
     crop = settings.crop or None
-    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, size, ranks)
+    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, side, ranks, size)
 
 
 def _bytes(split: Split, settings: DataSettings) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import AnchorholdError, DataError, SettingsError, lacks_memory
 from ..extensions import USER, Origin, imported, kind_of, names_code, reason_of, searched_here
+from .decode import Square
 from .splits import Dataset
 
 __all__ = ["is_own", "own_dataset"]
@@ -30,7 +31,7 @@ def own_dataset(
     *,
     seed: int = 0,
     held_out: int = 0,
-    resize: int = 0,
+    resize: int | Square = 0,
     origin: Origin = USER,
     options: Mapping[str, Any] | None = None,
 ) -> Dataset:

@@ -21,6 +21,10 @@ class DataSettings:
     resize: Annotated[int, "Resize every image to exactly this square, in pixels; 0 does not resize."] = 256
     crop: Annotated[int, "Side of the square crop: random in training, centred in test; 0 does not crop."] = 224
     crop_least: Annotated[float, "Above 0, training crops cover a random share of the image, at least this."] = 0.0
+    interpolation: Annotated[Literal["bilinear", "bicubic", "lanczos", "nearest"], "Interpolation of that resize."] = (
+        "bilinear"
+    )
+    proportions: Annotated[bool, "Resize the shorter side and keep the centre, so that nothing is distorted."] = False
     flip: Annotated[bool, "Mirror half of the training images."] = True
     on_bad_image: Annotated[Literal["fail", "skip"], "What to do with an unreadable image."] = "fail"
     held_out: Annotated[int, "Evaluate on the last N training classes instead of the test split."] = 0

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..errors import DataError, SettingsError
 from ..random import Key
-from .decode import fill, fill_shared
+from .decode import Square, fill, fill_shared, side_of, square
 from .splits import Split
 from .workers import START, Shared, cores, enough_memory, hired
 
@@ -38,7 +38,7 @@ class Decoded:
 
 def decode(
     split: Split,
-    size: int | None,
+    size: int | Square | None,
     *,
     workers: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
@@ -55,7 +55,7 @@ def decode(
         _check_size(split, size)
         return Decoded(_resized(split.images, size), split)
     size = _check_size(split, size)
-    shape, workers = (len(split), size, size, 3), workers or cores()
+    shape, workers = (len(split), side_of(size), side_of(size), 3), workers or cores()
     with enough_memory(workers):
         shared = Shared.of(*shape) if _by_processes(workers, len(split)) else None
         images = torch.from_numpy(shared.rows) if shared else torch.empty(shape, dtype=torch.uint8)
@@ -65,7 +65,7 @@ def decode(
 
 def readable(
     split: Split,
-    size: int | None,
+    size: int | Square | None,
     *,
     workers: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
@@ -77,9 +77,9 @@ def readable(
     return (split if good is None else split.keep(good)), skipped
 
 
-def _check_size(split: Split, size: int | None) -> int:
-    if size is not None and size < 1:
-        raise SettingsError(f"the image size must be at least 1, got {size}")
+def _check_size(split: Split, size: int | Square | None) -> int | Square:
+    if size is not None and side_of(size) < 1:
+        raise SettingsError(f"the image size must be at least 1, got {side_of(size)}")
     if size is None and split.paths is not None:
         raise SettingsError(
             f"{split.name} has files of any size; set data.resize to the size they should have, e.g. 256"
@@ -89,7 +89,7 @@ def _check_size(split: Split, size: int | None) -> int:
 
 def _read_all(
     split: Split,
-    size: int,
+    size: int | Square,
     room: Any,
     workers: int,
     on_bad_image: str,
@@ -152,10 +152,12 @@ def _compacted(images: Tensor, good: Tensor) -> Tensor:
     return images[: len(kept)]
 
 
-def _resized(images: Tensor, size: int | None) -> Tensor:
-    """Byte images resized to size × size; floats are points, not pictures, and stay unchanged."""
-    if size is None or images.dtype != torch.uint8 or images.shape[1:3] == (size, size):
+def _resized(images: Tensor, size: int | Square | None) -> Tensor:
+    """Byte images resized to a square; floats are points, not pictures, and stay unchanged."""
+    if size is None or images.dtype != torch.uint8 or images.shape[1:3] == (side_of(size),) * 2:
         return images
+    if isinstance(size, Square):  # as a file of these pixels
+        return torch.stack([_as_picture(frame, size) for frame in images])
     parts = [
         functional.interpolate(
             part.permute(0, 3, 1, 2).float(),
@@ -167,6 +169,15 @@ def _resized(images: Tensor, size: int | None) -> Tensor:
         for part in torch.split(images, 1024)
     ]
     return torch.cat([part.round_().clamp_(0, 255).to(torch.uint8) for part in parts]).permute(0, 2, 3, 1).contiguous()
+
+
+def _as_picture(frame: Tensor, size: Square) -> Tensor:
+    """A frame of bytes (H, W, C) resized by Pillow; a grey one stays grey."""
+    from PIL import Image
+
+    grey = frame.shape[2] == 1
+    pixels = square(Image.fromarray((frame[..., 0] if grey else frame).numpy()), size)
+    return torch.from_numpy(pixels[..., :1].copy() if grey else pixels.copy())
 
 
 class Store(Protocol):

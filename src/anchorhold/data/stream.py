@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, RunError
-from .decode import Bad, fill, fill_shared
+from .decode import Bad, Square, fill, fill_shared, side_of
 from .workers import Shared, cores, enough_memory, hired
 
 __all__ = ["StreamStore", "memory_left"]
@@ -40,7 +40,7 @@ class Crew:
 class StreamStore:
     """Frames of files, decoded by `workers` processes; only the next ones are in memory."""
 
-    def __init__(self, paths: tuple[Path, ...], size: int, device: torch.device, workers: int = 0) -> None:
+    def __init__(self, paths: tuple[Path, ...], size: int | Square, device: torch.device, workers: int = 0) -> None:
         self.paths, self.size, self.device = paths, size, device
         self.workers = workers or cores()
         self.crew: Crew | None = None  # created at first use
@@ -66,12 +66,13 @@ class StreamStore:
         """The frames of each batch in host memory."""
         parts = iter([batch[at : at + PART] for batch in batches for at in range(0, len(batch), PART)])
         waiting: deque[Part] = deque()
-        self.crew = crew = self.crew or _crew(self.workers, self.size)
+        self.crew = crew = self.crew or _crew(self.workers, side_of(self.size))
         try:
             with enough_memory(self.workers):
                 for batch in batches:
                     pin = self.device.type == "cuda"
-                    frames = torch.empty((len(batch), self.size, self.size, 3), dtype=torch.uint8, pin_memory=pin)
+                    shape = (len(batch), side_of(self.size), side_of(self.size), 3)
+                    frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
                     rows, done = frames.numpy(), 0
                     while done < len(batch):
                         self._send(crew, parts, waiting)

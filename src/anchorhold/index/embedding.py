@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..console import Report, Silent, duration, shown
-from ..data.decode import pixels_of, why_unreadable
+from ..data.decode import Square, pixels_of, side_of, why_unreadable
 from ..data.workers import cores
 from ..device import computer_of, device_named, living_on, repeatable
 from ..distributed import Ranks, joined
@@ -73,7 +73,7 @@ def embed(
     for note in images.notes:
         report.say(note)
     about_model = described(victim)
-    made_with = {"model": about_model["weights"], "resize": way.resize, "crop": way.crop}
+    made_with = {"model": about_model["weights"], "resize": way.resize, "crop": way.crop, **way.unusual()}
     items = digest_of(images.items)
     with one_writer(out, ranks, report):
         if ranks.once(lambda: (out / "index.json").exists()):
@@ -166,7 +166,7 @@ def _fill(
     with report.task("embedding", len(images.items), done) as advance:
         mine = sorted(todo)[ranks.rank :: ranks.size]
         own = set(mine)
-        frames = _decoded(images, lambda at: at // parts.size in own, way.resize, parts.size)
+        frames = _decoded(images, lambda at: at // parts.size in own, way.square, parts.size)
         try:
             for number in mine:
                 first, block = number * parts.size, parts.block(number)
@@ -201,7 +201,7 @@ def _fill(
 
 
 def _decoded(
-    images: Source, wanted: Callable[[int], bool], size: int, most: int
+    images: Source, wanted: Callable[[int], bool], size: int | Square, most: int
 ) -> Generator[tuple[int, Any], None, None]:
     """The number of each wanted image and its bytes (or the reason why there are none), in order, ahead of need.
 
@@ -228,7 +228,7 @@ def _decoded(
 
     try:
         for at, what in images.read(wanted):
-            own = 3 * size**2 + (len(what.getbuffer()) if isinstance(what, io.BytesIO) else 0)
+            own = 3 * side_of(size) ** 2 + (len(what.getbuffer()) if isinstance(what, io.BytesIO) else 0)
             waiting.append((at, own, images.items[at].problem if what is None else threads.submit(pixels, what)))
             held += own
             del what

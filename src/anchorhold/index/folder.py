@@ -20,9 +20,12 @@ from typing import Any, TypeVar
 import safetensors
 from torch import Tensor, nn
 
+from ..data.decode import Square
 from ..data.settings import LARGEST_SIDE
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
 from ..extensions import USER, Origin, is_hub
+from ..model.encoders import preset_of
+from ..model.preprocessing import INTERPOLATIONS
 from ..model.wrap import Victim, as_victim, fingerprint_of, hub_of
 from ..runs.fields import dig, field, parsed
 from ..runs.files import regular
@@ -55,10 +58,13 @@ class Named:
         """The same for JSON, with absolute paths, because a search may start in another folder."""
         path = Path(self.spec).expanduser()
         backbone, _, file = self.spec.partition("=")
+        library, _, place = self.spec.partition(":")
         if is_hub(self.spec) or is_hub(file):
             spec = self.spec
         elif path.exists():
             spec = str(path.resolve())
+        elif library == "transformers" and Path(place).expanduser().is_dir():
+            spec = f"transformers:{Path(place).expanduser().resolve()}"
         else:
             spec = f"{backbone}={Path(file).expanduser().resolve()}" if file else self.spec
         return asdict(self) | {"spec": spec}
@@ -68,6 +74,7 @@ def described(model: nn.Module) -> dict[str, Any]:
     """A description of a model, with the digest of its weights that audits record too."""
     inner = model.module if isinstance(model, Victim) else model
     about = {"kind": type(inner).__name__, "weights": fingerprint_of(model), **hub_of(model)}
+    about |= {"preset": preset} if (preset := preset_of(model)) else {}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(config, dict) else {})
 
@@ -129,6 +136,17 @@ class Index:
         if not 0 <= inner <= wide <= LARGEST_SIDE or not wide:
             raise RunError(f"{self.path / 'index.json'} says resize {wide} and crop {inner}; make the index again")
         return wide, inner
+
+    @property
+    def square(self) -> int | Square:
+        """How its images were resized."""
+        known = self.field("made_with", dict)
+        if not {"interpolation", "proportions"} & set(known):
+            return self.squares[0]
+        how, keeps = self.field("made_with.interpolation", str), self.field("made_with.proportions", bool)
+        if how not in INTERPOLATIONS:
+            raise RunError(f"{self.path / 'index.json'} says interpolation {how[:40]!r}; make the index again")
+        return Square(self.squares[0], how, keeps)
 
     @cached_property
     def rows(self) -> list[tuple[str, str]]:

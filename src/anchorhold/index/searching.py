@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..console import shown
-from ..data.decode import pixels_of, why_unreadable
+from ..data.decode import Square, pixels_of, why_unreadable
 from ..device import device_named, living_on
 from ..display import html_table
 from ..errors import DataError, check, lacks_memory
@@ -78,7 +78,7 @@ def search(
     index = index if isinstance(index, Index) else Index(index)
     path = Path(image).expanduser()
     wide, inner = index.squares
-    frame = _frame(path, wide)
+    frame = _frame(path, index.square)
     victim, where = index.model(model), device_named(device)
     way = preprocessing_of(victim).told(wide, inner)
     with living_on(victim, where), frozen(victim) as run:
@@ -92,7 +92,7 @@ def search(
     return Found(str(path), str(index.path), tuple(hits))
 
 
-def _frame(path: Path, size: int) -> Tensor:
+def _frame(path: Path, size: int | Square) -> Tensor:
     *_, problem = problem_of(path)
     try:
         pixels = None if problem else pixels_of(path, size).copy()

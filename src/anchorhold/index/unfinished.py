@@ -120,7 +120,8 @@ class Parts:
 
 def refuse_other(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to mix vectors that were made with different settings."""
-    changed = [name for name in wanted if known.get(name) != wanted[name]]
+    names = dict.fromkeys((*wanted, "interpolation", "proportions"))  # the last two are there if they are unusual
+    changed = [name for name in names if known.get(name) != wanted.get(name)]
     if changed:
         raise RunError(f"{out} was made with another {', '.join(changed)}; choose another --out, or remove this folder")
 

@@ -54,6 +54,7 @@ class Embedder(OnHub, nn.Module):
 
     mean: Tensor
     std: Tensor
+    preset = ""  # timm:NAME, if that is how it was named
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Embedder(OnHub, nn.Module):
         if preprocessing is not None:
             self.config["preprocessing"] = record_of(preprocessing)
         self.trained_on: TrainedOn | None = None
+        self.still: tuple[nn.Module, ...] = ()  # BatchNorm outside of the part that trains, set by `tuning`
         # Not torch.manual_seed, which would also reseed every GPU; fork_rng does not restore those here.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
@@ -187,6 +189,8 @@ class Embedder(OnHub, nn.Module):
         super().train(mode)
         if self.config["freeze_batchnorm"]:
             freeze_statistics(self)
+        for module in self.still:
+            module.eval()
         return self
 
     def save(self, path: str | Path) -> Path:
@@ -234,10 +238,13 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
         raise ModelError(f"{path} was not saved by Anchorhold; load bare weights with Embedder(backbone, weights=FILE)")
     try:
         known = parsed(about)
-        if "module" in field(known, "config", dict, path, _VERSION):
+        if "module" in (config := field(known, "config", dict, path, _VERSION)):
+            preset = config.get("preset")
+            name, whose = (preset, preset) if isinstance(preset, str) else ("module:function", "a module of yours")
+            module = f"ah.load({preset!r})" if isinstance(preset, str) else "…"
             raise ModelError(
-                f"{path} holds the weights of a module of yours: give it too, as in ah.load({str(path)!r}, module=…) "
-                f"or module:function={path}"
+                f"{path} holds the weights of {whose}: give it too, as in ah.load({str(path)!r}, module={module}) "
+                f"or {name}={path}"
             )
         model = embedder_from(field(known, "config", dict, path, _VERSION), path)
         check_numbers(tensors, str(path), model.state_dict())

@@ -1,5 +1,6 @@
-"""Models by name: a run folder, a weights file, a name on the Hugging Face Hub, your own function, or a timm name."""
+"""Models by name: a run folder, a weights file, one on the Hugging Face Hub, your function, an encoder, a timm name."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ import safetensors
 import torch
 from torch import nn
 
-from ..errors import AnchorholdError, ModelError, lacks_memory, nearest
+from ..errors import AnchorholdError, ModelError, check, lacks_memory, nearest
 from ..extensions import USER, Origin, imported, is_hub, kind_of, reason_of, searched_here
 from .backbones import is_own
 from .embedder import Embedder, load_embedder
+from .encoders import encoder_named, is_encoder
 from .hub import called, fetch
+from .preprocessing import INTERPOLATIONS
 from .trainable import Trainable, load_trainable
 from .wrap import Size, Victim, wrap
 
@@ -21,19 +24,23 @@ __all__ = ["load", "load_model"]
 _WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin", ".tar")
 
 
-def load(
-    path: str | Path, device: str | torch.device = "cpu", *, module: nn.Module | None = None
-) -> Embedder | Trainable:
-    """A trained model, from its file, its run folder or the Hugging Face Hub, in eval mode.
+def load(path: str | Path, device: str | torch.device = "cpu", *, module: nn.Module | None = None) -> Embedder | Victim:
+    """A trained model, from its file, its run folder or the Hugging Face Hub, in eval mode; or an encoder by its name.
 
     Args:
-        path: a .safetensors file, a finished run folder, or hf:owner/name[@revision][:file] on the Hub.
+        path: a .safetensors file, a finished run folder, or hf:owner/name[@revision][:file] on the Hub. Or an encoder:
+            open_clip:NAME/TAG, transformers:OWNER/NAME or timm:NAME, with its own weights and preprocessing.
         device: where the model is put.
         module: your own module, where one was trained: a file holds its weights, and never code.
     """
+    named = isinstance(path, str) and (is_encoder(path) or path.startswith("timm:")) and not Path(path).exists()
+    if named and module is None:
+        encoder: Embedder | Victim = load_model(str(path), device=device).eval()  # type: ignore[assignment]
+        return encoder
     found = fetch(path) if is_hub(path) else None
     place = path if found is None else found.path
     with called(found):
+        model: Embedder | Trainable
         model = load_embedder(place, device) if module is None else load_trainable(place, module, device)
     model.hub = "" if found is None else found.name
     return model
@@ -55,11 +62,14 @@ def load_model(
         module:function=FILE          your module, with the weights that a training gave it
         resnet18=FILE                 weights from a file for a backbone: pooled features without a head
         module:function               what your function returns; the current folder is searched too
-        resnet18                      a timm name, with its pretrained weights: pooled features without a head
+        open_clip:NAME/TAG            an encoder of open_clip, its image tower alone
+        transformers:OWNER/NAME       CLIP, SigLIP or DINOv2, from the Hub or a folder
+        timm:resnet18                 a timm name, with its pretrained weights: pooled features without a head
+        resnet18                      the same, with the preprocessing of the papers instead of its own
 
     Saved models have their own mean, std and size. The defaults are ImageNet's for a weights file, those of its
     training for a timm name, and none for your own module. FILE may be hf:owner/name too. `origin` says who gave the
-    name: a function that only a record names is not called, and a file that only a record names is not downloaded.
+    name. What only a record names is neither called, nor loaded, nor downloaded.
     """
     model = _find(spec, mean, std, size, origin)
     return model if device is None else model.to(device)
@@ -76,6 +86,10 @@ def _find(
         model = _from_hub(spec)
     elif path.exists():
         model = _saved(path)
+    elif is_encoder(name):
+        model = encoder_named(name if file else spec, origin)
+        model = load_trainable(file, model) if file else model
+        check(size is None, f"{name} has its own size; leave out --size")
     elif file and ":" in name:
         model = load(file, module=_made(name, origin))
     elif file:
@@ -85,7 +99,7 @@ def _find(
         if not isinstance(model, Embedder | Victim):
             return wrap(model, mean=mean, std=std, size=size)
     else:
-        return _pretrained(spec.removeprefix("timm:"), mean, std, size)
+        return _pretrained(spec, mean, std, size)
     if mean is not None or std is not None:
         raise ModelError(f"{spec} has its own mean and std; leave out --mean and --std")
     return model if size is None else wrap(model, size=size)
@@ -112,9 +126,10 @@ def _saved(path: Path) -> Embedder:
     return load_embedder(path)
 
 
-def _pretrained(name: str, mean: Sequence[float] | None, std: Sequence[float] | None, size: Size | None) -> nn.Module:
+def _pretrained(spec: str, mean: Sequence[float] | None, std: Sequence[float] | None, size: Size | None) -> nn.Module:
     import timm  # takes a second to import
 
+    name = spec.removeprefix("timm:")
     try:
         known: Any = timm.get_pretrained_cfg(name)
     except RuntimeError:  # an unknown tag in NAME.TAG
@@ -128,7 +143,23 @@ def _pretrained(name: str, mean: Sequence[float] | None, std: Sequence[float] | 
     if known:
         mean, std = (known.mean, known.std) if mean is std is None else (mean, std)
         size = size or known.input_size[-2:]
-    return Embedder(name, 0, "imagenet", mean=mean, std=std, size=size)
+    way = _own_way(known, size) if known and name != spec else None
+    model = Embedder(name, 0, "imagenet", mean=mean, std=std, size=size, preprocessing=way)
+    model.preset = spec if way else ""
+    return model
+
+
+def _own_way(known: Any, size: Size | None) -> dict[str, Any] | None:
+    """How timm prepares files for a net; None where that is not possible here, as for sizes that are not square."""
+    sides = (size, size) if isinstance(size, int) else tuple(size or ())
+    interpolation = str(known.interpolation or "bicubic")
+    if len(set(sides)) != 1 or known.crop_mode == "border" or interpolation not in INTERPOLATIONS:
+        return None
+    side = int(sides[0])
+    resize = math.floor(side / (known.crop_pct or 0.875))
+    squashed = known.crop_mode == "squash"
+    way: dict[str, Any] = {"resize": resize, "crop": side, "interpolation": interpolation}
+    return way if squashed else way | {"proportions": True}
 
 
 def _made(spec: str, origin: Origin) -> nn.Module:

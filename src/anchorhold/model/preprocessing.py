@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from ..data.decode import Square
     from ..data.settings import DataSettings
 
-__all__ = ["INTERPOLATION", "Preprocessing", "preprocessing_of", "record_of"]
+__all__ = ["INTERPOLATION", "INTERPOLATIONS", "Preprocessing", "preprocessing_of", "record_of"]
 
-INTERPOLATION = "bilinear"  # the only one that `data.decode` has
+INTERPOLATION = "bilinear"  # the usual
+INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "nearest")  # those of `data.settings`
 _USUAL = 224  # side for models without a known size
 
 
@@ -39,6 +41,7 @@ class Preprocessing:
     std: tuple[float, ...] | None = None
     assumed: bool = False
     in_memory: tuple[int, int] = (0, 0)  # resize and crop of a data set without files; 0 does nothing
+    proportions: bool = False  # whether the shorter side is resized and the centre kept, as encoders have it
 
     def __post_init__(self) -> None:
         if self.resize < 1 or self.crop < 0 or self.crop > self.resize:
@@ -55,21 +58,29 @@ class Preprocessing:
 
     def __str__(self) -> str:
         cut = f", centre crop {self.crop}×{self.crop}" if self.crop else ""
-        return f"resize to {self.resize}×{self.resize} ({self.interpolation}){cut}"
+        whole = "resize the shorter side to {0}, centre {0}×{0}" if self.proportions else "resize to {0}×{0}"
+        return f"{whole.format(self.resize)} ({self.interpolation}){cut}"
 
     @property
     def side(self) -> int:
         """The side of the resulting images."""
         return self.crop or self.resize
 
+    @property
+    def square(self) -> "int | Square":
+        """How `data.decode` makes the frame."""
+        from ..data.decode import squared
+
+        return squared(self.resize, self.interpolation, self.proportions)
+
     def frame(self, image: "str | Path | Image") -> Any:
         """The image before the crop: a (resize, resize, 3) array of bytes."""
         from ..data.decode import pixels_of, square, why_unreadable
 
         if not isinstance(image, str | Path):
-            return square(image, self.resize).copy()
+            return square(image, self.square).copy()
         try:
-            return pixels_of(Path(image).expanduser(), self.resize).copy()
+            return pixels_of(Path(image).expanduser(), self.square).copy()
         except Exception as error:  # Pillow may raise anything on a broken file
             raise DataError(f"cannot read {image}: {why_unreadable(error)}; give an image file") from None
 
@@ -89,9 +100,15 @@ class Preprocessing:
             resize = _around(inner, self.side) if self.assumed else self.resize
         return replace(self, resize=resize, crop=inner, assumed=False)
 
+    def unusual(self) -> dict[str, Any]:
+        """Interpolation and proportions for JSON, where they are not the usual ones."""
+        usual = self.interpolation == INTERPOLATION and not self.proportions
+        return {} if usual else {"interpolation": self.interpolation, "proportions": self.proportions}
+
     def described(self) -> dict[str, Any]:
         """The values for JSON."""
-        return {name: asdict(self)[name] for name in ("resize", "crop", "interpolation", "mean", "std")}
+        names = ("resize", "crop", "interpolation", "mean", "std", *(["proportions"] if self.proportions else []))
+        return {name: asdict(self)[name] for name in names}
 
     @classmethod
     def for_size(
@@ -108,7 +125,8 @@ class Preprocessing:
         """The preprocessing of a record. With resize 0 (images in memory), files are resized to the model's size."""
         resize, crop = record["resize"], record["crop"]
         wide = resize or _around(crop, max(size))
-        return cls(wide, crop, record["interpolation"], _tuple(mean), _tuple(std), in_memory=(resize, crop))
+        made = cls(wide, crop, record["interpolation"], _tuple(mean), _tuple(std), in_memory=(resize, crop))
+        return replace(made, proportions=record.get("proportions", False))
 
 
 def preprocessing_of(model: Any) -> Preprocessing:
@@ -118,15 +136,20 @@ def preprocessing_of(model: Any) -> Preprocessing:
 
 
 def record_of(data: "DataSettings | Mapping[str, Any]") -> dict[str, Any]:
-    """The settings that are saved with a model, checked: resize, crop, interpolation."""
-    known = data if isinstance(data, Mapping) else {"resize": data.resize, "crop": data.crop}
+    """The settings that are saved with a model, checked: resize, crop, interpolation, and whether proportions stay."""
+    known = data
+    if not isinstance(known, Mapping):
+        known = {"resize": known.resize, "crop": known.crop, "interpolation": known.interpolation}
+        known |= {"proportions": True} if data.proportions else {}  # type: ignore[union-attr]
     record: dict[str, Any] = {"resize": 0, "crop": 0, "interpolation": INTERPOLATION} | dict(known)
     resize, crop = record["resize"], record["crop"]
-    whole = len(record) == 3 and all(type(side) is int and 0 <= side <= LARGEST_SIDE for side in (resize, crop))
-    if not whole or record["interpolation"] != INTERPOLATION or 0 < resize < crop:
+    known_names = set(record) <= {"resize", "crop", "interpolation", "proportions"}
+    whole = known_names and all(type(side) is int and 0 <= side <= LARGEST_SIDE for side in (resize, crop))
+    whole = whole and record["interpolation"] in INTERPOLATIONS and type(record.get("proportions", False)) is bool
+    if not whole or 0 < resize < crop:
         raise SettingsError(
             f"invalid preprocessing {record}: give whole numbers for resize and crop, crop at most resize, "
-            f"and {INTERPOLATION} for interpolation"
+            f"interpolation one of {', '.join(INTERPOLATIONS)}, and proportions true or false"
         )
     return record
 

@@ -47,8 +47,11 @@ class Trainable(OnHub, Victim):
             "output": victim.output,
             "freeze_batchnorm": freeze_batchnorm,
         }
+        if isinstance(preset := getattr(victim.module, "preset", None), str):
+            self.config["preset"] = preset
         self.trained_on: TrainedOn | None = None
         self.weights_report: LoadReport | None = None
+        self.still: tuple[nn.Module, ...] = ()  # BatchNorm outside of the part that trains, set by `tuning`
         # On the device of the module, as `wrap` has it.
         self.to(next((p.device for p in self.parameters()), torch.device("cpu")))
 
@@ -66,6 +69,8 @@ class Trainable(OnHub, Victim):
         super().train(mode)
         if self.config["freeze_batchnorm"]:
             freeze_statistics(self)
+        for module in self.still:
+            module.eval()
         return self
 
     def save(self, path: str | Path) -> Path:
@@ -80,8 +85,8 @@ class Trainable(OnHub, Victim):
         return path
 
 
-def trainable(model: nn.Module, freeze_batchnorm: bool = True) -> Embedder | Trainable:
-    """The model as `fit` trains it; one of ours stays as it is.
+def trainable(model: nn.Module, freeze_batchnorm: bool = True, part: str = "all") -> Embedder | Trainable:
+    """The model as `fit` trains it; one of ours stays as it is. A `part` that trains is unfrozen by `tuning`.
 
     >>> trainable(nn.Sequential(nn.Flatten(), nn.Linear(12, 4))).config["module"]
     'torch.nn.modules.container.Sequential'
@@ -93,7 +98,7 @@ def trainable(model: nn.Module, freeze_batchnorm: bool = True) -> Embedder | Tra
         raise ModelError("training compares unit vectors: leave unit=False out")
     if {p.dtype for p in made.parameters()} & {torch.float16, torch.bfloat16}:
         raise ModelError("the weights are in half precision, too coarse to train: call .float() on the module")
-    if not any(p.requires_grad for p in made.parameters()):
+    if not any(p.requires_grad or part != "all" for p in made.parameters()):
         raise ModelError("no parameter of the module requires a gradient: there is nothing to train")
     return made
 

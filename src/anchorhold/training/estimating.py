@@ -14,8 +14,8 @@ from ..console import Report, Silent
 from ..device import device_named
 from ..distributed import started
 from ..errors import RunError, check
-from .fit import build_model, prepared
 from .forecasting import Forecast, forecast
+from .preparing import build_model, prepared
 
 __all__ = ["Forecast", "estimate"]
 

@@ -6,16 +6,15 @@ anchorhold resume runs/hm32
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
+import torch
 from torch import nn
 
 from ..config.build import build, to_dict
-from ..config.listing import set_by_user
-from ..config.recipes import nested, settings_from
 from ..config.settings import Settings
 from ..console import Report, Silent
 from ..data.adapters import IN_MEMORY, dataset_from
@@ -24,14 +23,14 @@ from ..data.own import is_own
 from ..data.splits import Dataset, Split, by_lengths
 from ..data.trained import TrainedOn
 from ..defences.own import given_again, name_of
-from ..defences.settings import Inner
 from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
-from ..errors import ModelError, RunError, check
+from ..errors import ModelError, RunError
 from ..extensions import Origin, is_hub
 from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
+from ..model.tuning import Tuning
 from ..model.weights import check_model
 from ..model.wrap import hub_of
 from ..perturb.settings import Threat
@@ -41,10 +40,10 @@ from ..runs.provenance import provenance
 from .callbacks import Callback, callbacks_of
 from .forecasting import say_if_long
 from .loop import train
-from .suited import suited
+from .preparing import against, build_model, prepared
 from .trainer import Trainer
 
-__all__ = ["Prepared", "build_model", "data_from", "fit", "prepared", "resume", "settings_for", "with_data"]
+__all__ = ["fit", "resume"]
 
 
 def fit(
@@ -87,7 +86,7 @@ def fit(
     """
     told = callbacks_of(callbacks)
     data, settings, given, notes = prepared(model, data, recipe, settings, overrides, defence, row)
-    settings = settings if threat is None else _against(threat, settings)
+    settings = settings if threat is None else against(threat, settings)
     where = device_named(device)
     ranks = joined(where)
     report = report if report and ranks.first else Silent()
@@ -114,7 +113,7 @@ def fit(
         _create(run, info, replace_run, ranks, report)
         if ranks.size == 1:
             say_if_long(settings, model, data, where, report)
-        train(Trainer(run, settings, model, data, where, report, ranks, told))
+        _train(run, settings, model, data, where, report, ranks, told)
     return run
 
 
@@ -169,122 +168,29 @@ def resume(
             report.say(f"begun on {info.get('device')}, resumed on {here}: results may differ by rounding")
         # No hash is recorded until the model is exported again.
         run.update_json(status="training", export=None, model={**info["model"], "config": model.config})
-        train(Trainer(run, settings, model, data, where, report, ranks, told))
+        _train(run, settings, model, data, where, report, ranks, told)
     return run
 
 
-# Settings and model ------------------------------------------------------------------------------------------
+def _train(
+    run: Run,
+    settings: Settings,
+    model: Embedder | Trainable,
+    data: Dataset,
+    device: torch.device,
+    report: Report,
+    ranks: Ranks,
+    callbacks: Sequence[Callback],
+) -> None:
+    """Train the part of the model that `model.train` names; the model is whole again however it ends."""
+    tuning = Tuning(model, settings.model)
+    try:
+        train(Trainer(run, settings, model, data, device, report, ranks, tuning, callbacks))
+    finally:
+        tuning.end()
 
 
-class Prepared(NamedTuple):
-    """What `fit` trains by: the data, the settings for them, the model if one was given, and notes for the user."""
-
-    data: Dataset
-    settings: Settings
-    given: Embedder | Trainable | None
-    notes: tuple[str, ...]
-
-
-def prepared(
-    model: nn.Module | None,
-    data: Any,
-    recipe: str,
-    settings: Settings | None,
-    overrides: Mapping[str, Any] | None,
-    defence: Callable[..., Any] | str | None,
-    row: str,
-) -> Prepared:
-    """The arguments of `fit`, read. A small data set of yours gets a smaller batch, unless you set its size."""
-    if not isinstance(data, Dataset):
-        data = data_from(data, nested(overrides or {}).get("data", {}))
-    if defence is not None:
-        check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
-        overrides = _with_defence(overrides or {}, defence)
-    note = ""
-    if settings is None:
-        overrides = with_data(overrides or {}, data)
-        settings = settings_from(recipe, overrides)
-        if not row:  # the row of a paper keeps its batch
-            settings, note = suited(settings, data.name, data.train, set_by_user(recipe, overrides))
-    given = None if model is None else trainable(model, settings.model.freeze_batchnorm)
-    return Prepared(data, settings_for(given, data, settings), given, (note,) if note else ())
-
-
-def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
-    """The overrides, completed with the name, root and held-out classes of the data set."""
-    known: dict[str, Any] = {"name": data.name, "root": data.root}
-    known |= {"held_out": data.held_out} if data.held_out else {}
-    known |= {"resize": 0, "crop": 0} if data.as_given else {}
-    overrides = nested(overrides)
-    given = overrides.get("data", {})
-    check(isinstance(given, Mapping), f"overrides: data must be a section of settings, not {given!r}")
-    return {**overrides, "data": {**known, **given}}
-
-
-def _with_defence(overrides: Mapping[str, Any], defence: Callable[..., Any] | str) -> dict[str, Any]:
-    """The overrides with the name of a defence that is given as an object."""
-    changes = nested(overrides)
-    given = changes.get("defence", {})
-    check(isinstance(given, Mapping) and "name" not in given, "the defence is given: leave its name out of overrides")
-    return {**changes, "defence": {**given, "name": defence if isinstance(defence, str) else name_of(defence)}}
-
-
-def _against(threat: Threat, settings: Settings) -> Settings:
-    """The settings with another threat; a step that it leaves open keeps its share of ε, or crosses an L2 ball."""
-    own = settings.defence
-    check(
-        isinstance(own, Inner),
-        f"{to_dict(settings)['defence']['name']} has no attack inside that takes a threat: leave it out",
-    )
-    steps = own.steps if threat.steps is None else threat.steps
-    share = own.alpha / own.eps if own.eps and own.norm == threat.norm == "linf" else 2.5 / max(steps, 1)
-    alpha = threat.eps * share if threat.alpha is None else threat.alpha
-    start = own.start if threat.start == "zero" else "random"
-    changed = replace(own, eps=threat.eps, norm=threat.norm, steps=steps, alpha=alpha, start=start)
-    return replace(settings, defence=changed)
-
-
-def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Settings) -> Settings:
-    """The settings, checked against the data; a given model replaces the one they describe."""
-    check(
-        settings.data.held_out == data.held_out,
-        f"data.held_out is {settings.data.held_out}, but the data set holds out {data.held_out} classes; "
-        "give the number where you load it, ah.dataset(…, held_out=N)",
-    )
-    if model is None:
-        return settings
-    described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm") if name in model.config}
-    if isinstance(model, Trainable):
-        described |= {"backbone": model.config["module"], "dim": 0}
-    return replace(settings, model=replace(settings.model, weights="", **described))
-
-
-def build_model(settings: Settings, data: Dataset) -> Embedder:
-    """The embedder that the settings describe, for the images of `data`."""
-    m = settings.model
-    sample = data.train.images
-    channels = 3 if sample is None else sample.shape[-1]
-    side = settings.data.crop or settings.data.resize
-    size = (side, side) if side or sample is None else sample.shape[1:3]
-    return Embedder(
-        m.backbone,
-        m.dim,
-        m.weights or None,
-        channels=channels,
-        size=size,
-        freeze_batchnorm=m.freeze_batchnorm,
-        seed=settings.train.seed,
-    )
-
-
-def data_from(data: Any, section: Any) -> Dataset:
-    """The data set that `fit` is given, in any form; `section` is what overrides say about data."""
-    check(isinstance(section, Mapping), f"overrides: data must be a section of settings, not {section!r}")
-    given = [section.get(name, 0) for name in ("held_out", "resize")]
-    held_out, resize = (int(each) if isinstance(each, str) and each.isdecimal() else each for each in given)
-    whole = all(isinstance(each, int) and each >= 0 for each in (held_out, resize))
-    check(whole, f"data.held_out ({held_out!r}) and data.resize ({resize!r}) must be whole numbers")
-    return dataset_from(data, section.get("root"), held_out=held_out, resize=resize)
+# What a run trains again -------------------------------------------------------------------------------------
 
 
 def _resumed_data(
@@ -318,9 +224,11 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
     """A model with the run's structure; the checkpoint will overwrite every weight."""
     config = run.field(info, "model.config", dict)
     if "module" in config:
+        preset = config.get("preset")
+        name, module = (preset, f"ah.load({preset!r})") if isinstance(preset, str) else ("module:function", "…")
         raise RunError(
-            f"{run.path} trains a module of yours, {config['module']}: give it again, as in "
-            f"ah.resume({str(run.path)!r}, model=…) or --model module:function"
+            f"{run.path} trains a module of yours, {preset or config['module']}: give it again, as in "
+            f"ah.resume({str(run.path)!r}, model={module}) or --model {name}"
         )
     if run.load() is not None:
         return embedder_from(run.field(info, "model.config", dict), run.path / "run.json")

@@ -44,7 +44,7 @@ def train_epochs(trainer: Trainer) -> None:
     at, last = trainer.at, trainer.settings.train.epochs
     # A module of yours may draw from torch: those draws are the run's, and your generators stay as they were.
     cards = [trainer.device] if trainer.device.type == "cuda" else []
-    own = torch.random.fork_rng(cards) if isinstance(trainer.model, Trainable) else nullcontext()
+    own = torch.random.fork_rng(cards) if draws(trainer) else nullcontext()
     with own, stop_on_signal() as stopping, trainer.report.task("training", trainer.total, at.step) as advance:
         trainer.regime.begin(trainer.run, at, trainer.ranks, lambda note: advance(0, note))
         estimate = Estimate(trainer.report, at.step, trainer.total, trainer.fast)
@@ -100,7 +100,7 @@ def train_step(trainer: Trainer, batch: Batch) -> None:
         canary=canary_due(at.step, trainer.settings.train.canary_every) and trainer.device.type == "cuda",
     )
     set_learning_rate(trainer)
-    if isinstance(trainer.model, Trainable):  # dropout draws from torch: a resumed run draws the same
+    if draws(trainer):  # dropout draws from torch: a resumed run draws the same
         torch.manual_seed(trainer.key("torch", at.step).value % 2**63)
     for loss in trainer.regime.losses(step, unperturbed(defence) if benign else defence):
         optimiser.zero_grad(set_to_none=True)
@@ -112,6 +112,11 @@ def train_step(trainer: Trainer, batch: Batch) -> None:
         trainer.finite &= torch.isfinite(loss.detach())
         trainer.meters.add("loss", loss.detach())
         del loss  # frees its graph: a CUDA graph of the next pass cannot be captured while it exists
+
+
+def draws(trainer: Trainer) -> bool:
+    """Whether a pass of the model may draw from torch, as dropout does: a module of yours, or adapters."""
+    return isinstance(trainer.model, Trainable) or trainer.settings.model.train == "lora"
 
 
 def is_benign(trainer: Trainer) -> bool:
@@ -174,7 +179,7 @@ def export(trainer: Trainer) -> None:
     """Write the model and mark the run as done."""
     run, at = trainer.run, trainer.at
     if run.writes:
-        with trainer.average.lent():
+        with trainer.average.lent(), trainer.tuning.merged():
             trainer.model.save(run.path / EXPORT)
             weights = fingerprint_of(trainer.model)
         run.update_json(

@@ -31,6 +31,7 @@ from ..errors import ModelError, lacks_memory
 from ..extensions import reason_of
 from ..model.embedder import Embedder
 from ..model.trainable import Trainable
+from ..model.tuning import Tuning
 from ..random import Key
 from ..runs.folder import Run
 from .loop import train_step
@@ -159,7 +160,9 @@ class _Trial:
         settings = replace(settings, train=train, data=replace(settings.data, store="resident"))
         nowhere = Run(Path(os.devnull) / "run", writes=False)
         sample = Dataset(data.name, few, few)
-        self.trainer = Trainer(nowhere, settings, model, sample, device, Silent(), Ranks())
+        self.trainer = Trainer(
+            nowhere, settings, model, sample, device, Silent(), Ranks(), Tuning(model, settings.model)
+        )
         self.device, self.key, self.yielded, self.taken = device, key, 0, 0
         self.pairs = pair_batches(self.trainer.images.split.labels, len(few), key)[0].reshape(-1, 2)
         regime: Any = self.trainer.regime

@@ -109,6 +109,8 @@ class Pretraining(Regime):
             isinstance(self.model, Embedder),
             f"{self.name} trains the features of an Embedder, and a module of your own does not say which those are",
         )
+        whole = self.settings.model.train == "all"
+        check(whole, f"{self.name} trains the whole backbone: leave model.train at all")
         self._entry = PRETRAININGS[self.name]
         self.losses = self._entry.run
         made = self._entry.companion(self.model, self.images.labels, self.settings.defence)

@@ -24,7 +24,7 @@ from ..random import Key
 from ..report.tables import Column, Table
 from ..runs.fields import number
 from ..triplets import SAMPLERS, collapseness, mine
-from .fit import build_model
+from .preparing import build_model
 from .trainer import plan_batches
 
 __all__ = ["BATCHES", "sampler_hardness", "sampler_settings", "sampler_table"]

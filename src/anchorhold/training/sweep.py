@@ -45,7 +45,8 @@ from ..runs.fields import dig, table
 from ..runs.folder import Run
 from ..runs.locks import one_writer
 from ..runs.writing import atomic
-from .fit import fit, resume, settings_for, with_data
+from .fit import fit, resume
+from .preparing import settings_for, with_data
 from .suited import suited
 
 __all__ = ["Point", "Swept", "parse_vary", "points", "sweep"]

@@ -20,8 +20,10 @@ from ..distributed import Ranks
 from ..errors import check
 from ..model.average import Average
 from ..model.embedder import Embedder
+from ..model.fast.fold import foldable
 from ..model.fast.graphs import Graphed
 from ..model.trainable import Trainable, check_modes
+from ..model.tuning import Tuning
 from ..model.wrap import fingerprint_of
 from ..random import Key
 from ..runs.fields import dig, number
@@ -49,6 +51,7 @@ class Trainer:
         device: torch.device,
         report: Report,
         ranks: Ranks,
+        tuning: Tuning,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Load images, put the model on its device, and restore the last checkpoint.
@@ -61,6 +64,7 @@ class Trainer:
             device: where to compute.
             report: receives progress and messages.
             ranks: the processes that share the work.
+            tuning: what of the model trains; the caller ends it.
             callbacks: told about every epoch and the end.
         """
         self.callbacks = Callbacks(callbacks, run, report)
@@ -77,6 +81,9 @@ class Trainer:
                 check_modes(model, next(self.images.plain(torch.arange(2), 2)))
             for note in model.notes:
                 report.say(f"your module: {note}")
+        self.tuning = tuning
+        if settings.model.train != "all":
+            report.say(tuning.begin(next(self.images.plain(torch.arange(2), 2)), settings.train.seed))
         self.precision = computing(settings.train.precision, device)
         self.regime = regime_of(settings)(settings, model, self.images, self.test, self.key, self.precision)
         self.parts: dict[str, nn.Module] = {"model": model}
@@ -140,10 +147,15 @@ class Trainer:
         settings = self.settings
         # About a third of the images is dropped at once, and the passes of training count double.
         work = self.total * settings.batch.pairs * (5 + getattr(settings.defence, "steps", 0))
-        if isinstance(self.model, Trainable):
-            check(settings.train.compile != "on", "a module of your own is not compiled: leave train.compile at auto")
-            return False
-        return compiles(settings.train.compile, settings.train.precision, self.device, work)
+        what = "a module of your own" if isinstance(self.model, Trainable) else ""
+        what = what or ("a model with adapters" if settings.model.train == "lora" else "")
+        check(not what or settings.train.compile != "on", f"{what} is not compiled: leave train.compile at auto")
+        able = compiles(settings.train.compile, settings.train.precision, self.device, work)
+        if able and what:
+            self.report.say(f"{what} is not compiled: each step takes longer here than that of an ah.Embedder")
+        elif able and isinstance(self.model, Embedder) and not foldable(self.model.backbone):
+            self.report.say("the backbone has no BatchNorm to fold: inner attacks are not compiled, training steps are")
+        return able and not what
 
     def _step_template(self) -> partial[Step]:
         """`Step` with everything that does not change from batch to batch."""

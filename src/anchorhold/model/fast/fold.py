@@ -44,7 +44,9 @@ class Folded:
 
 
 def foldable(module: nn.Module) -> bool:
-    """Whether the module has a BatchNorm that can be folded."""
+    """Whether the module has a BatchNorm that can be folded; with adapters in it (LoRA) it is used as it is."""
+    if any(hasattr(each, "base_layer") for each in module.modules()):
+        return False
     if module not in _SHAPES:
         _SHAPES[module] = _shape(module)
     return _SHAPES[module] is not None

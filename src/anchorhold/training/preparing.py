@@ -1,0 +1,157 @@
+"""What `fit` is given, read: data, settings and model, before a run folder exists."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..config.build import to_dict
+from ..config.listing import set_by_user
+from ..config.recipes import nested, settings_from
+from ..config.settings import Settings
+from ..data.adapters import dataset_from
+from ..data.splits import Dataset
+from ..defences.own import name_of
+from ..defences.settings import Inner
+from ..errors import check
+from ..model.embedder import Embedder
+from ..model.encoders import preset_of
+from ..model.preprocessing import preprocessing_of
+from ..model.trainable import Trainable, trainable
+from ..perturb.settings import Threat
+from .suited import suited
+
+__all__ = [
+    "Prepared",
+    "against",
+    "build_model",
+    "data_from",
+    "prepared",
+    "settings_for",
+    "with_data",
+    "with_preparation",
+]
+
+
+class Prepared(NamedTuple):
+    """What `fit` trains by: the data, the settings for them, the model if one was given, and notes for the user."""
+
+    data: Dataset
+    settings: Settings
+    given: Embedder | Trainable | None
+    notes: tuple[str, ...]
+
+
+def prepared(
+    model: nn.Module | None,
+    data: Any,
+    recipe: str,
+    settings: Settings | None,
+    overrides: Mapping[str, Any] | None,
+    defence: Callable[..., Any] | str | None,
+    row: str,
+) -> Prepared:
+    """The arguments of `fit`, read. A small data set of yours gets a smaller batch, unless you set its size."""
+    if not isinstance(data, Dataset):
+        data = data_from(data, nested(overrides or {}).get("data", {}))
+    if defence is not None:
+        check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
+        overrides = _with_defence(overrides or {}, defence)
+    note = ""
+    if settings is None:
+        overrides = with_preparation(with_data(overrides or {}, data), data, model)
+        settings = settings_from(recipe, overrides)
+        if not row:  # the row of a paper keeps its batch
+            settings, note = suited(settings, data.name, data.train, set_by_user(recipe, overrides))
+    given = None if model is None else trainable(model, settings.model.freeze_batchnorm, settings.model.train)
+    return Prepared(data, settings_for(given, data, settings), given, (note,) if note else ())
+
+
+def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
+    """The overrides, completed with the name, root and held-out classes of the data set."""
+    known: dict[str, Any] = {"name": data.name, "root": data.root}
+    known |= {"held_out": data.held_out} if data.held_out else {}
+    known |= {"resize": 0, "crop": 0} if data.as_given else {}
+    overrides = nested(overrides)
+    given = overrides.get("data", {})
+    check(isinstance(given, Mapping), f"overrides: data must be a section of settings, not {given!r}")
+    return {**overrides, "data": {**known, **given}}
+
+
+def with_preparation(overrides: Mapping[str, Any], data: Dataset, model: nn.Module | None) -> dict[str, Any]:
+    """The overrides, completed with the resize and crop of an encoder; images in memory stay as the recipe has them."""
+    if model is None or not preset_of(model) or data.train.paths is None:
+        return dict(overrides)
+    way = preprocessing_of(model)
+    own = {name: getattr(way, name) for name in ("resize", "crop", "interpolation", "proportions")}
+    given = overrides.get("data", {})
+    if {"resize", "crop"} & set(given):  # sizes of yours replace the encoder's
+        own = {name: own[name] for name in ("interpolation", "proportions")}
+    return {**overrides, "data": {**own, **given}}
+
+
+def _with_defence(overrides: Mapping[str, Any], defence: Callable[..., Any] | str) -> dict[str, Any]:
+    """The overrides with the name of a defence that is given as an object."""
+    changes = nested(overrides)
+    given = changes.get("defence", {})
+    check(isinstance(given, Mapping) and "name" not in given, "the defence is given: leave its name out of overrides")
+    return {**changes, "defence": {**given, "name": defence if isinstance(defence, str) else name_of(defence)}}
+
+
+def against(threat: Threat, settings: Settings) -> Settings:
+    """The settings with another threat; a step that it leaves open keeps its share of ε, or crosses an L2 ball."""
+    own = settings.defence
+    check(
+        isinstance(own, Inner),
+        f"{to_dict(settings)['defence']['name']} has no attack inside that takes a threat: leave it out",
+    )
+    steps = own.steps if threat.steps is None else threat.steps
+    share = own.alpha / own.eps if own.eps and own.norm == threat.norm == "linf" else 2.5 / max(steps, 1)
+    alpha = threat.eps * share if threat.alpha is None else threat.alpha
+    start = own.start if threat.start == "zero" else "random"
+    changed = replace(own, eps=threat.eps, norm=threat.norm, steps=steps, alpha=alpha, start=start)
+    return replace(settings, defence=changed)
+
+
+def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Settings) -> Settings:
+    """The settings, checked against the data; a given model replaces the one they describe."""
+    check(
+        settings.data.held_out == data.held_out,
+        f"data.held_out is {settings.data.held_out}, but the data set holds out {data.held_out} classes; "
+        "give the number where you load it, ah.dataset(…, held_out=N)",
+    )
+    if model is None:
+        return settings
+    described = {name: model.config[name] for name in ("backbone", "dim", "freeze_batchnorm") if name in model.config}
+    if isinstance(model, Trainable):
+        described |= {"backbone": model.config["module"], "dim": 0}
+    return replace(settings, model=replace(settings.model, weights="", **described))
+
+
+def build_model(settings: Settings, data: Dataset) -> Embedder:
+    """The embedder that the settings describe, for the images of `data`."""
+    m = settings.model
+    sample = data.train.images
+    channels = 3 if sample is None else sample.shape[-1]
+    side = settings.data.crop or settings.data.resize
+    size = (side, side) if side or sample is None else sample.shape[1:3]
+    return Embedder(
+        m.backbone,
+        m.dim,
+        m.weights or None,
+        channels=channels,
+        size=size,
+        freeze_batchnorm=m.freeze_batchnorm,
+        seed=settings.train.seed,
+    )
+
+
+def data_from(data: Any, section: Any) -> Dataset:
+    """The data set that `fit` is given, in any form; `section` is what overrides say about data."""
+    check(isinstance(section, Mapping), f"overrides: data must be a section of settings, not {section!r}")
+    given = [section.get(name, 0) for name in ("held_out", "resize")]
+    held_out, resize = (int(each) if isinstance(each, str) and each.isdecimal() else each for each in given)
+    whole = all(isinstance(each, int) and each >= 0 for each in (held_out, resize))
+    check(whole, f"data.held_out ({held_out!r}) and data.resize ({resize!r}) must be whole numbers")
+    return dataset_from(data, section.get("root"), held_out=held_out, resize=resize)
