@@ -55,9 +55,12 @@ def test_what_a_method_does_not_have_is_refused(model: ah.Embedder, options: Any
 
 def test_a_budget_gives_a_method_its_radius_only() -> None:
     for method in ("cw", "fgsm"):
-        ball, _ = effort(method, "adml", None, None, None)
-        assert ball.eps == 0.01
-    assert effort("pgd", "adml", None, None, None)[1].steps == 5
+        assert effort(method, "adml", None, None, None).eps == 0.01
+    assert effort("pgd", "adml", None, None, None).steps == 5
+    given = ah.Threat(eps=0.5, norm="l2", steps=7)
+    assert effort("cw", given, None, None, None).ball == given.ball and effort("cw", given, None, None, None).steps == 7
+    with pytest.raises(SettingsError, match="FGSM is one step"):
+        effort("fgsm", given, None, None, None)
 
 
 @pytest.mark.parametrize(("method", "words"), [("cw", ["--steps", "7"]), ("fgsm", []), ("pgd", ["--alpha", "--steps"])])

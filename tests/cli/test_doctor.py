@@ -16,7 +16,8 @@ def test_extras_are_those_of_the_project() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert set(doctor.EXTRAS) == set(extras) - {"dev"}
     for extra, (_, modules) in doctor.EXTRAS.items():
-        assert [each.split(">")[0].removesuffix("-cpu") for each in extras[extra]] == list(modules)
+        packages = [each.split(">")[0].removesuffix("-cpu").removesuffix("_torch") for each in extras[extra]]
+        assert [each.replace("-", "_") for each in packages] == list(modules)
 
 
 def test_what_is_optional_is_found_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,4 +31,8 @@ def test_what_is_optional_is_found_or_not(monkeypatch: pytest.MonkeyPatch) -> No
         ("–", "optional: onnxruntime not installed; for export, run pip install 'anchorhold[onnx]'"),
         ("✓", "optional: pyarrow, for embed --parquet"),
         ("–", "optional: faiss not installed; for search --backend faiss, run pip install 'anchorhold[faiss]'"),
+        ("✓", "optional: pytorch_metric_learning, for losses of pytorch-metric-learning"),
+        ("✓", "optional: peft, for train --set model.train=lora"),
+        ("✓", "optional: open_clip, transformers, for models open_clip:… and transformers:…"),
+        ("✓", "optional: tensorboard, for train --track tensorboard"),
     ]

@@ -51,7 +51,7 @@ def test_the_list_has_the_keys_and_defaults_that_settings_have(name: str) -> Non
 def test_a_key_that_defences_share_comes_once_for_each_default() -> None:
     steps = [each for each in list_settings("defence.steps") if each.key == "defence.steps"]
     assert {each.default: each.defences for each in steps} == {
-        8: ("hardness", "act", "est", "ses", "rest"),
+        8: ("madry", "trades", "hardness", "act", "est", "ses", "rest"),
         16: ("tride",),
         5: ("adml",),
         3: ("classify", "distil"),

@@ -277,8 +277,8 @@ def test_print_stands_beside_what_came_out(capsys: Any, monkeypatch: pytest.Monk
 
     asked: dict[str, Any] = {}
 
-    def fit(model: None, data: str, **options: Any) -> Run:
-        asked.update(options)
+    def fit(model: None, data: str, recipe: str, out: Path | str, **options: Any) -> Run:
+        asked.update(options | {"out": out, "settings": settings_from(recipe, options["overrides"])})
         return Run.create(tmp_path / "run", {})
 
     monkeypatch.setattr(training, "fit", fit)

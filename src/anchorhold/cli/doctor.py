@@ -15,6 +15,9 @@ EXTRAS = {
     "onnx": ("export", ("onnx", "onnxscript", "onnxruntime")),
     "parquet": ("embed --parquet", ("pyarrow",)),
     "faiss": ("search --backend faiss", ("faiss",)),
+    "losses": ("losses of pytorch-metric-learning", ("pytorch_metric_learning",)),
+    "lora": ("train --set model.train=lora", ("peft",)),
+    "encoders": ("models open_clip:… and transformers:…", ("open_clip", "transformers")),
     "tensorboard": ("train --track tensorboard", ("tensorboard",)),
 }  # extra: (the command that needs it, its modules)
 

@@ -72,8 +72,8 @@ def list_settings(pattern: str = "", *, recipe: str = "", defence: str = "", dat
         defence: a name or `module:thing`: only this defence.
         data: the data set, for the values that a recipe has for it.
 
-    >>> [(each.key, each.default) for each in list_settings("optimiser.lr")]
-    [('optimiser.lr', 1e-05)]
+    >>> [(each.key, each.default) for each in list_settings("optimiser.*")][:2]
+    [('optimiser.lr', 1e-05), ('optimiser.weight_decay', 0.0004)]
     """
     check(not (recipe and defence), "a recipe has its own defence: give either a recipe or a defence")
     if recipe:

@@ -37,7 +37,7 @@ from ..perturb.settings import Threat
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
-from .callbacks import Callback, callbacks_of
+from .callbacks import Callback, Callbacks, callbacks_of
 from .forecasting import say_if_long
 from .loop import train
 from .preparing import against, build_model, prepared
@@ -185,7 +185,9 @@ def _train(
     """Train the part of the model that `model.train` names; the model is whole again however it ends."""
     tuning = Tuning(model, settings.model)
     try:
-        train(Trainer(run, settings, model, data, device, report, ranks, tuning, callbacks))
+        trainer = Trainer(run, settings, model, data, device, report, ranks, tuning)
+        trainer.callbacks = Callbacks(callbacks, run, report)
+        train(trainer)
     finally:
         tuning.end()
 

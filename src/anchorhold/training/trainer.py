@@ -1,6 +1,5 @@
 """The state of a run during training: the model, and all that is trained, saved or counted with it."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from ..random import Key
 from ..runs.fields import dig, number
 from ..runs.folder import Run
 from . import checkpoint
-from .callbacks import Callback, Callbacks
+from .callbacks import Callbacks
 from .checkpoint import Meters, Progress
 from .regimes import Defending, regime_of
 from .timing import Clock
@@ -52,7 +51,6 @@ class Trainer:
         report: Report,
         ranks: Ranks,
         tuning: Tuning,
-        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Load images, put the model on its device, and restore the last checkpoint.
 
@@ -65,9 +63,8 @@ class Trainer:
             report: receives progress and messages.
             ranks: the processes that share the work.
             tuning: what of the model trains; the caller ends it.
-            callbacks: told about every epoch and the end.
         """
-        self.callbacks = Callbacks(callbacks, run, report)
+        self.callbacks = Callbacks((), run, report)  # `fit` puts yours here
         self.run, self.settings, self.device, self.report, self.ranks = run, settings, device, report, ranks
         self.key = Key.of(settings.train.seed)
         for note in data.notes:
