@@ -23,6 +23,7 @@ from ..model.frozen import embed_all, frozen
 from ..model.wrap import as_victim
 from ..random import Key
 from ..runs.writing import atomic
+from .black_box import queried
 from .inputs import Data, Material, prepare
 from .plan import AuditSettings
 from .standard import NEIGHBOURS, shown_lists, to_bytes
@@ -75,7 +76,7 @@ def attack_one(
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
-    method: Literal["pgd", "fgsm", "cw"] = "pgd",
+    method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd",
     seed: int = 0,
     count: int = NEIGHBOURS,
     batch: int = 128,
@@ -88,9 +89,16 @@ def attack_one(
 
     `label` names the class of a file that is not in the gallery. The budget is named as in `audit`.
     """
+    way, steps = queried(model, method, steps)
     ball, pgd = budget_named(budget, eps, alpha, steps)
     settings = AuditSettings(
-        eps=ball.eps, alpha=pgd.alpha, steps=pgd.steps, method=method, seed=seed, batch=batch, start=pgd.start
+        eps=ball.eps,
+        alpha=pgd.alpha,
+        steps=pgd.steps,
+        method=way,  # type: ignore[arg-type]  # checked by the settings
+        seed=seed,
+        batch=batch,
+        start=pgd.start,
     )
     wish = maker_of(goal)(protocol)
     report, where, victim = report or Silent(), device_named(device), as_victim(model)

@@ -13,7 +13,7 @@ from ..errors import check
 from ..perturb.ball import Ball
 from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
-from ..perturb.settings import Budget, Start
+from ..perturb.settings import VALUES_ONLY, Budget, Start
 
 __all__ = ["NINE", "AttackRun", "AuditSettings", "runs_of"]
 
@@ -53,7 +53,7 @@ class AuditSettings:
     eps: float = 8 / 255
     alpha: float = 3 / 255
     steps: int = 32
-    method: Literal["pgd", "fgsm", "cw"] = "pgd"
+    method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd"
     seed: int = 0
     batch: int = 128
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -69,13 +69,20 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
-        check(self.method in ("pgd", "fgsm", "cw"), f"method {self.method!r}; there are: pgd, fgsm, cw")
+        methods = ("pgd", "fgsm", "cw", *VALUES_ONLY)
+        check(self.method in methods, f"method {self.method!r}; there are: {', '.join(methods)}")
         check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
         check(all(0 < e <= 1 for e in self.epsilons), "each ε of a curve must be above 0 and at most 1, such as 8/255")
         plain = self.strength == "standard" and not self.epsilons
         check(
-            plain or ("corrected" in self.protocols and self.method == "pgd"),
+            plain or ("corrected" in self.protocols and self.method in ("pgd", *VALUES_ONLY)),
             "the strong audit and curves start with PGD in the corrected protocol: leave method and protocols out",
+        )
+        twofold = [name for name in self.attacks if name in ("SPQA+", "SPQA-")]
+        check(
+            plain or not twofold,
+            f"{', '.join(twofold)}: the strong audit and curves keep the worst of one measure, and this attack has two "
+            "aims; leave it out there",
         )
         check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
         check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
@@ -97,17 +104,19 @@ class AuditSettings:
 
     @property
     def find(self) -> Method:
-        return METHODS["cw" if self.method == "cw" else "pgd"]
+        return METHODS["pgd" if self.method == "fgsm" else self.method]
 
     @property
     def steps_back(self) -> bool:
-        """Whether the step before the last can be measured: C&W keeps its best iterate instead."""
-        return self.method != "cw"
+        """Whether the step before the last can be measured: other methods keep their best iterate instead."""
+        return self.method in ("pgd", "fgsm")
 
     @property
     def budget(self) -> Budget:
         if self.method == "cw":
             return Budget(CW_STEPS if self.steps else 0)
+        if self.method in VALUES_ONLY:
+            return Budget(self.steps)
         return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
 
 

@@ -26,11 +26,14 @@ from ..device import compiles, computer_of, computing, device_named, living_on, 
 from ..distributed import joined
 from ..errors import Interrupted, check
 from ..model.frozen import frozen
+from ..model.no_gradients import gives_gradients
 from ..model.wrap import as_victim
+from ..perturb.settings import VALUES_ONLY
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
+from .black_box import how_attacked, queried
 from .classes import Classes, part_of
-from .ensemble import MEMBERS, STEPS, Surrogate, tasks
+from .ensemble import BLACK, MEMBERS, STEPS, Surrogate, tasks
 from .evidence import Evidence, flags_of
 from .inputs import Data, prepare
 from .outcomes import RunRows, outcome
@@ -58,7 +61,7 @@ def audit(
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
-    method: Literal["pgd", "fgsm", "cw"] = "pgd",
+    method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd",
     strength: Literal["standard", "strong"] = "standard",
     surrogate: nn.Module | None = None,
     epsilons: Sequence[float] = (),
@@ -89,8 +92,8 @@ def audit(
             `module:thing`.
         limit: number of attacked images, a seeded sample over all classes; 0 is all. The gallery is never reduced.
         budget: a name of `perturb.settings.BUDGETS`.
-        eps, alpha, steps: override the budget.
-        method: pgd, fgsm or cw.
+        eps, alpha, steps: override the budget. Steps of square and nes are queries, by default 1,000.
+        method: pgd, fgsm or cw; square and nes take no gradients. A model without gradients is attacked by square.
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
         epsilons: each ε of a curve.
@@ -111,6 +114,7 @@ def audit(
     """
     _check_place(out, strength)
     chosen, own = _chosen(attacks)
+    way, steps = queried(model, method, steps)
     ball, pgd = budget_named(budget, eps, alpha, steps)
     settings = AuditSettings(
         protocols=(protocols,) if isinstance(protocols, str) else tuple(protocols),
@@ -119,7 +123,7 @@ def audit(
         eps=ball.eps,
         alpha=pgd.alpha,
         steps=pgd.steps,
-        method=method,
+        method=way,  # type: ignore[arg-type]  # checked by the settings
         seed=seed,
         batch=batch,
         precision=precision,
@@ -127,13 +131,14 @@ def audit(
         resize=resize,
         crop=crop,
         resamples=resamples,
-        start="zero" if method != "pgd" else pgd.start,
+        start="zero" if way != "pgd" else pgd.start,
         seeds=seeds,
         strength=strength,
         epsilons=tuple(sorted(set(epsilons))),
         classes=classes,
     )
     check(surrogate is None or strength == "strong", "a second model needs strength = strong")
+    check(surrogate is None or gives_gradients(surrogate), "the second model gives no gradients to transfer from")
     check_until(until, None if attacks is None else chosen)
     runs, where = runs_of(settings, chosen, own), device_named(device)
     ranks = joined(where)
@@ -141,7 +146,8 @@ def audit(
     victim = as_victim(model)
     part = part_of(data, (victim,), classes)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
-    material = replace(material, part=part.said, remarks=part.notes)
+    remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
+    material = replace(material, part=part.said, remarks=remarks)
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
@@ -237,7 +243,8 @@ def _audited(
         found.save(out)
     ranks.wait()
     together = f", summed over {ranks.size} ranks" if ranks.size > 1 else ""
-    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} image-steps{together}")
+    cost = "queries" if settings.method in VALUES_ONLY else "image-steps"
+    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} {cost}{together}")
     return found
 
 
@@ -245,7 +252,8 @@ def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:
     """The rows of every run."""
     rows: list[RunRows] = []
     count, steps = len(subject.attacked["query"]), subject.settings.budget.steps
-    subject.report.say(f"{len(runs)} attack runs on {count:,} images, {steps} steps each")
+    what = "queries" if subject.settings.method in VALUES_ONLY else "steps"
+    subject.report.say(f"{len(runs)} attack runs on {count:,} images, {steps} {what} each")
     for done, run in enumerate(runs):
         if done == 1:
             left = rows[0].seconds / subject.shards.ranks.size * (len(runs) - 1)
@@ -261,7 +269,8 @@ def _strengthened(
     settings = subject.settings
     if settings.strength != "strong" and not settings.epsilons:
         return None
-    members = MEMBERS if settings.strength == "strong" else ()
+    every = MEMBERS if settings.method == "pgd" else (*(m for m in MEMBERS if m.kind == "transfer"), *BLACK)
+    members = every if settings.strength == "strong" else ()
     return strengthen(subject, tasks(runs), rows, members=members, surrogate=second, epsilons=settings.epsilons)
 
 

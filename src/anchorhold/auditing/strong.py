@@ -15,7 +15,7 @@ from ..geometry import euclidean
 from ..model.frozen import embed_all
 from ..scores import ers
 from .curves import described
-from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
+from .ensemble import BLACK, FALLS, MEMBERS, SQUARE_QUERIES, STEPS, WARM, Contest, Member, Surrogate, Task
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, levels_within
@@ -73,8 +73,10 @@ def strengthen(
     runs, whole, receipts = [], {}, {}
     if members:
         samples = len(ladder) * sum(len(attacked[task.goal.side]) for task in chosen)
-        steps, queries = STEPS * samples, SQUARE_QUERIES * samples
-        subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of Square")
+        black = [m.name for m in members if m.kind == "black"]
+        steps, queries = STEPS * samples, SQUARE_QUERIES * samples * len(black)
+        steps = steps if subject.settings.method == "pgd" else 0
+        subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of {' and '.join(black)}")
     ensemble = Ensemble(tuple(members), surrogate, tuple(ladder))
     for task in chosen:
         label = f"{task.name}.strong"
@@ -136,13 +138,14 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
     for place, eps in enumerate(ensemble.ladder):
         here, starts = replace(ball, eps=eps), contest.found() if place else None
         scale = eps / ball.eps if ball.eps else 1.0
-        scaled = replace(budget, alpha=budget.alpha * scale)
-        contest.standard(here, scaled)
+        white = settings.method == "pgd"  # without gradients a step has no length
+        scaled = replace(budget, alpha=budget.alpha * scale) if white else budget
+        contest.standard(here, scaled, method=settings.find)
         if starts is not None and not members:  # without members, a curve uses the standard attacks only
-            contest.standard(here, scaled, starts)
+            contest.standard(here, scaled, starts, settings.find)
         rows["after/standard"] = contest.measures[task.main]
         if starts is not None and members:
-            contest.enter(WARM, here, ensemble.surrogate, starts)
+            contest.enter(WARM if white else BLACK[0], here, ensemble.surrogate, starts)
         for member in members:
             before = contest.measures[task.main]
             contest.enter(member, here, ensemble.surrogate)
@@ -266,7 +269,9 @@ def _doubts(
     rows = whole[task.name]
     clean = rows[f"before/{task.main}"]
     counted = clean > 0.5 if task.name == "recall" else torch.ones_like(clean, dtype=torch.bool)
-    for kind in {member.kind for member in members} - {"white"} if counted.any() else ():
+    kinds = {member.kind for member in members}
+    # Without gradient attacks there is nothing that the others could beat.
+    for kind in kinds - {"white"} if "white" in kinds and counted.any() else ():
         found[kind] = 100 * float(rows[f"beaten/{kind}"][counted].double().mean())
     return found
 

@@ -101,8 +101,10 @@ Budget = Annotated[
 ]
 Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; overrides the budget's ε")]
 Alpha = Annotated[str, typer.Option(help="Step size, e.g. 1/255; overrides the budget's α")]
-Steps = Annotated[int | None, typer.Option(help="Number of PGD steps; overrides the budget's")]
-Method = Annotated[str, typer.Option(help="pgd, fgsm or cw (C&W, 50 iterations)")]
+Steps = Annotated[
+    int | None, typer.Option(help="Number of PGD steps, or queries of square and nes; overrides the budget's")
+]
+Method = Annotated[str, typer.Option(help="pgd, fgsm, cw (C&W, 50 iterations), square or nes (no gradients)")]
 Mean = Annotated[str, typer.Option(help="Channel means for your own module, e.g. .485,.456,.406")]
 Std = Annotated[str, typer.Option(help="Channel standard deviations for your own module, e.g. .229,.224,.225")]
 Size = Annotated[str, typer.Option(help="Input size of the model: SIDE or HEIGHT,WIDTH")]

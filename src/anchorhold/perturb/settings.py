@@ -7,11 +7,12 @@ from typing import Literal, get_args
 from ..errors import SettingsError, check, nearest
 from ..schedules import Schedule, falling
 
-__all__ = ["BUDGETS", "Budget", "Keep", "NamedBudget", "Rule", "Start", "check_radius"]
+__all__ = ["BUDGETS", "VALUES_ONLY", "Budget", "Keep", "NamedBudget", "Rule", "Start", "check_radius"]
 
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
 Rule = Literal["steepest", "apgd"]
+VALUES_ONLY = ("square", "nes")  # methods that take no gradients; their steps are queries
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from ..columns import pixel_fraction
 from ..errors import RunError, check, nearest
+from ..perturb.settings import VALUES_ONLY
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
 from ..runs.fields import dig, number
@@ -279,7 +280,7 @@ def _attack(audit: Mapping[str, Any]) -> str:
     """The attack of an audit, in words."""
     eps, alpha = (pixel_fraction(number(dig(audit, "settings", key)) or 0.0) for key in ("eps", "alpha"))
     steps, method = (dig(audit, "settings", key) for key in ("steps", "method"))
-    return f"{method} with ε {eps}, {steps} steps of {alpha}"
+    return f"{method} with ε {eps}, {steps} " + ("queries" if method in VALUES_ONLY else f"steps of {alpha}")
 
 
 def value_of(entry: Entry, key: str) -> Cell:
