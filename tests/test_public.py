@@ -22,6 +22,7 @@ PUBLIC = [
     "__version__",
     "ars",
     "ascend",
+    "attack_list",
     "audit",
     "dataset",
     "embed",

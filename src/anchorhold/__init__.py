@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
+    from .auditing.list_attack import attack_list
     from .auditing.run import audit
     from .data.datasets import dataset
     from .data.splits import Dataset, Split
@@ -38,6 +39,7 @@ _PLACES = {
     "Split": ("data.datasets", "Split"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
+    "attack_list": ("auditing.list_attack", "attack_list"),
     "audit": ("auditing.run", "audit"),
     "dataset": ("data.datasets", "dataset"),
     "embed": ("index.embedding", "embed"),
@@ -63,6 +65,7 @@ __all__ = [
     "__version__",
     "ars",
     "ascend",
+    "attack_list",
     "audit",
     "dataset",
     "embed",

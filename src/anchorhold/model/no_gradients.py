@@ -71,7 +71,8 @@ def _tensors(out: Any, device: torch.device) -> Any:
         raise ModelError(
             f"the function returns NaN or infinity for {rows} of {len(made)} images; attacks cannot use it"
         )
-    return made.detach().to(device)
+    # fp32, as the images were: NumPy's float64 would make the whole audit compute in float64.
+    return made.detach().to(device, torch.float32 if made.is_floating_point() else made.dtype)
 
 
 def _code(function: Callable[..., Any]) -> str:
