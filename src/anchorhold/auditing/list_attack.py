@@ -29,6 +29,7 @@ from ..model.wrap import as_victim
 from ..perturb.ball import Ball
 from ..random import Key
 from ..runs.writing import atomic
+from .classes import part_of
 from .inputs import Data, Material, prepare, sample
 
 __all__ = ["ListAttack", "attack_list"]
@@ -121,6 +122,11 @@ def attack_list(
     if model is None and not callable(search):
         raise ModelError(f"search is {kind_of(search)}; give a model, or a function from images to ids (B, k)")
     where = device_named(device) if model is not None else torch.device("cpu")
+    if model is not None:  # as in an audit: classes of a folder that the model was trained on are left out
+        part = part_of(data, (model,))
+        data = part.data
+        for note in (f"attacked: {part.said}", *part.notes):
+            report.say(note)
     material = prepare(data, model or nn.Identity(), where, report, resize, crop)
     size = len(material.gallery_labels)
     alone = bool((material.own >= 0).any())
