@@ -106,12 +106,14 @@ MOST_LINES = 400
 # Public functions, whose keywords are documented one by one. The commands of cli/ are public too.
 PUBLIC = {
     "attacks/run.py attack",
+    "auditing/list_attack.py attack_list",
     "auditing/one_image.py attack_one",
     "auditing/run.py audit",
     "index/embedding.py embed",
     "metrics.py evaluate",
     "model/embedder.py Embedder.__init__",
     "training/estimating.py estimate",
+    "model/wrap.py wrap",
     "training/fit.py fit",
     "training/fit.py resume",
     "training/sweep.py sweep",

@@ -27,6 +27,7 @@ PUBLIC = [
     "adversary",
     "ars",
     "ascend",
+    "attack_list",
     "audit",
     "dataset",
     "embed",

@@ -9,6 +9,7 @@ TYPE_CHECKING = False  # typing takes a while to import, in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
+    from .auditing.list_attack import attack_list
     from .auditing.run import audit
     from .config.listing import list_settings
     from .console import Console
@@ -50,6 +51,7 @@ _PLACES = {
     "adversary": ("training.own_loop", "adversary"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
+    "attack_list": ("auditing.list_attack", "attack_list"),
     "audit": ("auditing.run", "audit"),
     "dataset": ("data.datasets", "dataset"),
     "embed": ("index.embedding", "embed"),
@@ -84,6 +86,7 @@ __all__ = [
     "adversary",
     "ars",
     "ascend",
+    "attack_list",
     "audit",
     "dataset",
     "embed",

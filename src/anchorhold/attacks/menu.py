@@ -1,10 +1,11 @@
 """The attacks by name, and what a protocol means for each.
 
 `ATTACKS[name](protocol, **settings)` makes a goal. For CA, QA and GTT both protocols make the same perturbations and
-differ in what they count. For TMA, `nearest`, `margin` and ADML's label attacks they are identical. ES, LTM and GTM
-have one run per protocol; ES shares the published one when made with `opening="sum"`. `Goal.run` tells programs.
-Targets are never found by position, in either protocol. With exact duplicates the published evaluator is undefined
-there (an unstable sort), and runs could not be shared. Published R@1 and retain@4 do identify images by position.
+differ in what they count. For TMA, `nearest`, `margin` and ADML's label attacks they are identical. SPQA, ES,
+LTM and GTM have one run per protocol; ES shares the published one when made with `opening="sum"`. `Goal.run` tells
+programs. Targets are never found by position, in either protocol. With exact duplicates the published evaluator is
+undefined there (an unstable sort), and runs could not be shared. Published R@1 and retain@4 do identify images by
+position.
 """
 
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from ..errors import check, nearest
 from .goal import Goal, ProtocolName
 from .label import LabelAttack
 from .mismatch import MismatchAttack
+from .preserving import PreservingQueryAttack
 from .ranking import CandidateAttack, QueryAttack
 from .recall import (
     EmbeddingShift,
@@ -48,6 +50,8 @@ ATTACKS: dict[str, Callable[..., Goal]] = {
     "CA-": _maker("CA-", CandidateAttack, raised=False),
     "QA+": _maker("QA+", QueryAttack, raised=True),
     "QA-": _maker("QA-", QueryAttack, raised=False),
+    "SPQA+": _maker("SPQA+", PreservingQueryAttack, raised=True),
+    "SPQA-": _maker("SPQA-", PreservingQueryAttack, raised=False),
     "TMA": _maker("TMA", MismatchAttack),
     "ES": _shift,
     "LTM": _maker("LTM", LearningToMisrank),

@@ -14,6 +14,7 @@ s·f(x) + b (s > 0).
     the neighbour leaves  (h_c − 4th smallest h of the others) / σ                GTT
     raise, sink           ∓ mean over x of s((h_c − h_x) / (τ σ)), τ = ½          CA±, QA±: a smooth rank
     look alike            cos(e − μ, t − μ)                                       TMA
+    raise or sink, keep   as above for C, and − ξ times the same for S            SPQA±
     move                  −cos(e − μ, q − μ)                                      ES (its distance)
 
 s(z) = ½ (1 + z / (1 + |z|)) is a smooth step. Unlike a sigmoid's, its slope never rounds to 0.
@@ -30,6 +31,7 @@ from ..perturb.problem import Objective
 from .goal import Goal, Scene, aimed
 from .label import LabelAttack
 from .mismatch import MismatchAttack
+from .preserving import PreservingQueryAttack
 from .ranking import CandidateAttack, QueryAttack
 from .recall import RETAIN, EmbeddingShift, GreedyTranslocation, RecallGoal
 
@@ -125,6 +127,20 @@ def query_rank(goal: QueryAttack, scene: Scene, ids: Tensor, targets: Tensor | N
         return sign * _rank(gap / (TEMPERATURE * spread(h)[:, None, None]))
 
     return Objective(value, goal.objective(scene, ids, targets).goal)
+
+
+@scale_free.register
+def preserving_rank(goal: PreservingQueryAttack, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
+    """The same for the candidates, minus ξ times the smooth rank of the items that are to be kept."""
+    mean, chosen = scene.gallery.mean(0), aimed(targets)
+    sign = -1.0 if goal.raised else 1.0
+
+    def value(e: Tensor, positions: Tensor) -> Tensor:
+        h = halves(e[:, 0], scene.gallery, mean)
+        gap = (h.gather(1, chosen[positions]).unsqueeze(2) - h.unsqueeze(1)) / (TEMPERATURE * spread(h)[:, None, None])
+        return sign * _rank(gap[:, : goal.m]) - goal.weight * _rank(gap[:, goal.m :])
+
+    return Objective(value)
 
 
 @scale_free.register

@@ -10,6 +10,8 @@ ATTACK_NAMES = (
     "CA-",
     "QA+",
     "QA-",
+    "SPQA+",
+    "SPQA-",
     "TMA",
     "ES",
     "LTM",
@@ -25,6 +27,8 @@ DEFECTS: Mapping[str, tuple[str, ...]] = {
     "CA-": ("counts_self",),
     "QA+": ("counts_self",),
     "QA-": ("counts_self",),
+    "SPQA+": ("counts_self", "grows"),
+    "SPQA-": ("counts_self", "grows"),
     "ES": ("one_step_early", "by_position"),
     "LTM": ("keeps_self", "by_position"),
     "GTM": ("as_coded", "by_position"),
@@ -34,6 +38,7 @@ DEFECTS: Mapping[str, tuple[str, ...]] = {
 
 OPENING = {"published": "sum", "corrected": "tiny"}  # the first step of ES
 _DEFAULTS = {"w": 1, "m": 1, "margin": 0.0, "distance": True, "by_position": False}
+_DEFAULTS |= {"kept_items": 5, "weight": 1.0, "rate": 4e4}
 
 
 def usual_settings(attack: str, protocol: str) -> dict[str, Any]:

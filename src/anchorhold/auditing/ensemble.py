@@ -52,6 +52,7 @@ from ..random import Key
 from .plan import AttackRun
 
 __all__ = [
+    "BLACK",
     "FALLS",
     "MEMBERS",
     "SQUARE_QUERIES",
@@ -138,6 +139,10 @@ MEMBERS = (
     Member("cw", "white", METHODS["cw"], lambda eps: Budget(CW_STEPS)),
     Member("transfer", "transfer", apgd, lambda eps: _ADAPTIVE, (without_end,)),
     Member("square", "black", METHODS["square"], lambda eps: Budget(SQUARE_QUERIES), (scale_free,)),
+)
+BLACK = (  # all members where no gradients may be taken
+    MEMBERS[-1],
+    Member("nes", "black", METHODS["nes"], lambda eps: Budget(SQUARE_QUERIES), (scale_free,)),
 )
 WARM = Member("warm", "white", apgd, lambda eps: _ADAPTIVE)  # starts from the result of a smaller ε
 
@@ -242,7 +247,7 @@ class Contest:
             over |= (self.targets.reshape(len(over), -1) < 0).any(1)
         return torch.nonzero(~over).squeeze(1)
 
-    def standard(self, ball: Ball, budget: Budget, starts: Tensor | None = None) -> None:
+    def standard(self, ball: Ball, budget: Budget, starts: Tensor | None = None, method: Method = ascend) -> None:
         """The runs of the standard audit on the whole batch, from `starts` where given."""
         rows = torch.arange(len(self.ids), device=self.ids.device)
         for goal in self.task.first:
@@ -257,9 +262,11 @@ class Contest:
                 self.key,
                 len(self.ids),
                 targets=goal.targets(self.scene, self.ids, self.key),
+                method=method,
                 starts=starts,
             )
             self.steps += done.image_steps
+            self.queries += done.queries
             self.offer(done.images, rows)
 
     def enter(self, member: Member, ball: Ball, surrogate: Surrogate | None, starts: Tensor | None = None) -> None:

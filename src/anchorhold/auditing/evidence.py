@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from ..console import duration
+from ..model.no_gradients import gives_gradients
+from ..perturb.settings import VALUES_ONLY
 from ..scores import Interval
 from . import flags
 from .result import Audit
@@ -43,7 +45,8 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
     values = {name: score.value for name, score in known.items()}
     doubts = (evidence.audit.strong or {}).get("doubts", {})
     cost, runs = flags.image_steps_at_most(settings.ball, settings.budget, len(images)), evidence.audit.runs
-    if cost and (spent := sum(run.image_steps for run in runs)):
+    climbs = gives_gradients(subject.model)
+    if climbs and cost and (spent := sum(run.image_steps for run in runs)):
         # With few queries the checks are most of the work, so say beforehand how long they take.
         took = duration(cost * sum(run.seconds for run in runs) / spent)
         subject.report.say(f"running sanity checks: up to {cost:,} image-steps, about {took}")
@@ -59,5 +62,7 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
             intervals=spans,
             measured=values,
             strong=doubts,
+            differentiable=climbs,
+            queries=settings.steps if settings.method in VALUES_ONLY else 0,
         )
         return flags.examine(probe)

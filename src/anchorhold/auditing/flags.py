@@ -91,8 +91,17 @@ def zero_gradient(probe: Probe) -> Flag | None:
     alike = len(alive) >= 8 and bool(((alive * alive[0]).sum(1).abs() == alive[0].abs().sum()).all())
     blind = 0.0 if not len(signs) else 1.0 if alike else 1 - len(alive) / len(signs)
     if blind > FEW:
-        said = f"{blind:.0%} of the input gradients are zero or the same for every image: attacks get no information"
+        advice = "name the step that hides them, ah.wrap(…, before=…, backward=…), or give gradients=False"
+        said = f"{blind:.0%} of the input gradients are zero or the same for every image: {advice}"
         return Flag("zero-gradient", said, blind, FEW)
+    return None
+
+
+def no_gradients(probe: Probe) -> Flag | None:
+    """The attacks of the audit took no gradients."""
+    if probe.queries > 0:
+        said = f"attacked without gradients, {probe.queries:,} queries each: an attacker who has them may do better"
+        return Flag("no-gradients", said, float(probe.queries), 0.0)
     return None
 
 
@@ -251,6 +260,7 @@ FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
     "not-deterministic": not_deterministic,
     "nan-embeddings": nan_embeddings,
     "zero-gradient": zero_gradient,
+    "no-gradients": no_gradients,
     "steps-do-not-hurt": steps_do_not_hurt,
     "eps-does-not-hurt": eps_does_not_hurt,
     "unbounded-attack-fails": unbounded_attack_fails,
@@ -268,7 +278,10 @@ FLAGS: dict[str, Callable[[Probe], Flag | None]] = {
 _BEFORE = ("image-range", "nan-embeddings")  # with one of these, results of attacks have no meaning
 _STRONG = ("black-box-beats-white-box", "transfer-beats-white-box", "strong-below-standard")
 # These flags run no attack.
-_ALWAYS = (*_BEFORE, "not-deterministic", "collapse", "near-chance", "narrow", "few-samples", "small-gallery", *_STRONG)
+_ALWAYS = (
+    *(*_BEFORE, "not-deterministic", "no-gradients", "collapse", "near-chance", "narrow"),
+    *("few-samples", "small-gallery", *_STRONG),
+)
 
 
 def examine(probe: Probe, samples: int = SAMPLES) -> list[Flag]:
@@ -293,7 +306,7 @@ def examine(probe: Probe, samples: int = SAMPLES) -> list[Flag]:
         key=probe.key("checks"),
     )
     unusable = any(FLAGS[name](probe) for name in _BEFORE)
-    attackable = not unusable and _attacks(probe.ball, budget)
+    attackable = probe.differentiable and not unusable and _attacks(probe.ball, budget)
     flags = [raised(probe) for name, raised in FLAGS.items() if attackable or name in _ALWAYS]
     return [flag for flag in flags if flag is not None]
 

@@ -24,6 +24,7 @@ from ..model.wrap import as_victim
 from ..perturb.settings import Threat
 from ..random import Key
 from ..runs.writing import atomic
+from .black_box import usable
 from .inputs import Data, Material, prepare
 from .plan import AuditSettings, effort
 from .standard import NEIGHBOURS, shown_lists, to_bytes
@@ -76,7 +77,7 @@ def attack_one(
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
-    method: Literal["pgd", "fgsm", "cw"] = "pgd",
+    method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd",
     seed: int = 0,
     count: int = NEIGHBOURS,
     batch: int = 128,
@@ -89,12 +90,13 @@ def attack_one(
 
     `label` names the class of a file that is not in the gallery. The threat is given as in `audit`.
     """
-    threat = effort(method, threat, eps, alpha, steps)
+    way = usable(model, method)
+    threat = effort(way, threat, eps, alpha, steps)
     settings = AuditSettings(
         eps=threat.eps,
         alpha=threat.step,
         steps=threat.budget_steps,
-        method=method,
+        method=way,  # type: ignore[arg-type]  # checked by the settings
         seed=seed,
         batch=batch,
         start=threat.start,

@@ -149,7 +149,8 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
     }
     told: tuple[str, ...] = ()
     if any(run.goals.get(protocol, {}).get("distance") is False for run in runs):
-        told = ("no ES:D, ERS and ARS: ES:D is measured before the last step here, and C&W keeps its best iterate",)
+        why = "ES:D is measured before the last step here, and C&W, Square and NES keep their best iterate"
+        told = (f"no ES:D, ERS and ARS: {why}",)
     if not set(ERS_COLUMNS) <= set(columns):
         return Outcome(columns, None, dict.fromkeys(("constants", "measured", "per_sample")), told)
     value = {name: columns[name].value for name in ERS_COLUMNS}

@@ -14,10 +14,11 @@ from ..errors import check
 from ..perturb.ball import Ball
 from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
-from ..perturb.settings import Budget, Norm, Start, Threat, threat_of
+from ..perturb.settings import VALUES_ONLY, Budget, Norm, Start, Threat, threat_of
 
 __all__ = ["NINE", "AttackRun", "AuditSettings", "effort", "runs_of"]
 
+QUERIES = 1000  # of Square and NES for one image and goal, where no number is given
 NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 
 
@@ -53,8 +54,8 @@ class AuditSettings:
     limit: int = 1000
     eps: float = 8 / 255
     alpha: float = 3 / 255
-    steps: int = 32  # of PGD, or iterations of C&W
-    method: Literal["pgd", "fgsm", "cw"] = "pgd"
+    steps: int = 32  # of PGD, iterations of C&W, or queries of square and nes
+    method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd"
     seed: int = 0
     batch: int = 128
     precision: Literal["auto", "fp32", "bf16"] = "auto"
@@ -71,14 +72,21 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
-        check(self.method in ("pgd", "fgsm", "cw"), f"method {self.method!r}; there are: pgd, fgsm, cw")
+        methods = ("pgd", "fgsm", "cw", *VALUES_ONLY)
+        check(self.method in methods, f"method {self.method!r}; there are: {', '.join(methods)}")
         check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
         most = 1.0 if self.norm == "linf" else math.inf
         check(all(0 < e <= most for e in self.epsilons), "each ε of a curve must be above 0 and, for Linf, at most 1")
         plain = self.strength == "standard" and not self.epsilons
         check(
-            plain or ("corrected" in self.protocols and self.method == "pgd"),
+            plain or ("corrected" in self.protocols and self.method in ("pgd", *VALUES_ONLY)),
             "the strong audit and curves start with PGD in the corrected protocol: leave method and protocols out",
+        )
+        twofold = [name for name in self.attacks if name in ("SPQA+", "SPQA-")]
+        check(
+            plain or not twofold,
+            f"{', '.join(twofold)}: the strong audit and curves keep the worst of one measure, and this attack has two "
+            "aims; leave it out there",
         )
         check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
         check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
@@ -100,16 +108,16 @@ class AuditSettings:
 
     @property
     def find(self) -> Method:
-        return METHODS["cw" if self.method == "cw" else "pgd"]
+        return METHODS["pgd" if self.method == "fgsm" else self.method]
 
     @property
     def steps_back(self) -> bool:
-        """Whether the step before the last can be measured: C&W keeps its best iterate instead."""
-        return self.method != "cw"
+        """Whether the step before the last can be measured: other methods keep their best iterate instead."""
+        return self.method in ("pgd", "fgsm")
 
     @property
     def budget(self) -> Budget:
-        if self.method == "cw":
+        if self.method in ("cw", *VALUES_ONLY):
             return Budget(self.steps)
         return fgsm(self.ball) if self.method == "fgsm" else Budget(self.steps, self.alpha, self.start)
 
@@ -117,19 +125,23 @@ class AuditSettings:
 def effort(method: str, threat: Threat | str, eps: float | None, alpha: float | None, steps: int | None) -> Threat:
     """The threat as a method carries it out; what the method does not use is refused.
 
-    C&W takes `steps` iterations, 50 as in ADML unless they are given, and has no step size. FGSM is one step of ε.
+    C&W takes `steps` iterations, 50 as in ADML unless they are given; Square and NES take queries, 1,000 by default.
+    None of them has a step size. FGSM is one step of ε.
     """
-    named = {"cw": "C&W", "fgsm": "FGSM"}.get(method)
+    named = {"cw": "C&W", "fgsm": "FGSM", "square": "Square", "nes": "NES"}.get(method)
     if named is None:
         return threat_of(threat, eps, alpha, steps)
     if isinstance(threat, Threat):
         alpha, steps = threat.alpha if alpha is None else alpha, threat.steps if steps is None else steps
     check(alpha is None, f"{named} has no step size: leave out alpha, or use the method pgd")
-    check(method == "cw" or steps in (None, 1), "FGSM is one step of length ε: leave out steps, or use the method pgd")
+    check(
+        method != "fgsm" or steps in (None, 1), "FGSM is one step of length ε: leave out steps, or use the method pgd"
+    )
     known = replace(threat_of(threat, eps), start="zero")
     if method == "fgsm":
         return replace(known, steps=1, alpha=known.eps)
-    return replace(known, steps=CW_STEPS if steps is None else steps, alpha=0.0)
+    usual = CW_STEPS if method == "cw" else QUERIES
+    return replace(known, steps=usual if steps is None else steps, alpha=0.0)
 
 
 def runs_of(

@@ -52,6 +52,8 @@ class Probe:
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # of scores in percent
     measured: Mapping[str, float] = field(default_factory=dict)  # scores of the audit, for messages
     strong: Mapping[str, Any] = field(default_factory=dict)  # the `doubts` of a strong audit
+    differentiable: bool = True  # whether the model gives gradients
+    queries: int = 0  # of each attack of the audit, where it took no gradients
 
     @cached_property
     def clean(self) -> Tensor:

@@ -7,8 +7,9 @@ intervals over queries (null where there is none). It contains no paths.
     settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples,
                  start (zero or random), seeds (number of random starts), classes (unseen or all)
     versions, device, commit     of the computation
-    model        kind, parameters, dim, weights (their hash), config of our own models, notes; hub: its name with
-                 the commit, if it was loaded from the Hugging Face Hub
+    model        kind, parameters, dim, weights (their hash; of a function that of its code), config of our own
+                 models, gradients (false where it gives none), notes; hub: its name with the commit, if it was
+                 loaded from the Hugging Face Hub
     data         query and gallery {name, fingerprint, resize and crop where images were resized},
                  images [queries, gallery], classes, same, part (the attacked part, in words), attacked [q, g]
     clean        {R@1, R@2, mAP, mAP@R, mAP@10, NMI: {value, low, high}} of all queries, percent
@@ -23,9 +24,9 @@ intervals over queries (null where there is none). It contains no paths.
                  is not defined; constants: the published initial ranks (50, 1, 50, 1), measured: those of this
                  model. Both are ratios of means. per_sample is the mean of the samples' own ratios; left_out counts
                  the samples of each column that started at their goal (absent from files of older versions)
-    runs         [{label, attack, side, start_seed, goals, samples, image_steps, seconds}]: one run may serve two
-                 protocols; goals {protocol: the settings of the attack, and its published defects};
-                 side query or gallery; start_seed 0, 1 …
+    runs         [{label, attack, side, start_seed, goals, samples, image_steps (of square and nes: queries),
+                 seconds}]: one run may serve two protocols; goals {protocol: the settings of the attack, and its
+                 published defects}; side query or gallery; start_seed 0, 1 …
     flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
     curve        if requested: {about, eps [0, …], lines {name: [R@1 …]}, protocol, queries (number of attacked
                  queries, the same at every ε including 0), attacks {line: the attacks of which the worst counts}}
@@ -56,6 +57,7 @@ from torch import Tensor
 
 from ..columns import pixel_fraction, radius
 from ..display import frame_of
+from ..perturb.settings import VALUES_ONLY
 from ..report.curve import table_of_curve
 from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
@@ -217,6 +219,7 @@ def _table(audit: Audit) -> str:
     how = f"{s['method'].upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
     how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
     how += f", {s['steps']} iterations" if s["method"] == "cw" else ""
+    how += f", {s['steps']:,} queries each" if s["method"] in VALUES_ONLY else ""
     several = s["seeds"] > 1
     how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""
     wide = 30 if several else 24

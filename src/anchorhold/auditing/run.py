@@ -25,13 +25,15 @@ from ..device import compiles, computer_of, computing, device_named, living_on, 
 from ..distributed import joined
 from ..errors import Interrupted, check
 from ..model.frozen import frozen
+from ..model.no_gradients import gives_gradients
 from ..model.preprocessing import preprocessing_of
 from ..model.wrap import as_victim
-from ..perturb.settings import Threat
+from ..perturb.settings import VALUES_ONLY, Threat
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
+from .black_box import how_attacked, usable
 from .classes import Classes, part_of
-from .ensemble import MEMBERS, Surrogate, most_steps, tasks
+from .ensemble import BLACK, MEMBERS, Surrogate, most_steps, tasks
 from .evidence import Evidence, flags_of
 from .expected import say_if_long
 from .inputs import Data, prepare
@@ -60,7 +62,7 @@ def audit(
     eps: float | None = None,
     alpha: float | None = None,
     steps: int | None = None,
-    method: Literal["pgd", "fgsm", "cw"] = "pgd",
+    method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd",
     strength: Literal["standard", "strong"] = "standard",
     surrogate: nn.Module | None = None,
     epsilons: Sequence[float] = (),
@@ -90,8 +92,9 @@ def audit(
             `module:thing`.
         limit: number of attacked images, a seeded sample over all classes; 0 is all. The gallery is never reduced.
         threat: what the attacker may do, `ah.Threat(eps=8/255, norm="linf", steps=32)`; or a name: standard, adml.
-        eps, alpha, steps: override the threat's. `steps` of C&W are its iterations; FGSM takes neither alpha nor steps.
-        method: pgd, fgsm or cw.
+        eps, alpha, steps: override the threat's. `steps` are the iterations of C&W, and the queries of square and nes,
+            by default 1,000. Only pgd has a step size.
+        method: pgd, fgsm or cw; square and nes take no gradients. A model without gradients is attacked by square.
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
         epsilons: each ε of a curve.
@@ -112,7 +115,8 @@ def audit(
     """
     _check_place(out, strength)
     chosen, own = _chosen(attacks)
-    threat = effort(method, threat, eps, alpha, steps)
+    way = usable(model, method)
+    threat = effort(way, threat, eps, alpha, steps)
     settings = AuditSettings(
         protocols=(protocols,) if isinstance(protocols, str) else tuple(protocols),
         attacks=tuple(chosen),
@@ -120,7 +124,7 @@ def audit(
         eps=threat.eps,
         alpha=threat.step,
         steps=threat.budget_steps,
-        method=method,
+        method=way,  # type: ignore[arg-type]  # checked by the settings
         seed=seed,
         batch=batch,
         precision=precision,
@@ -128,7 +132,7 @@ def audit(
         resize=resize,
         crop=crop,
         resamples=resamples,
-        start="zero" if method != "pgd" else threat.start,
+        start="zero" if way != "pgd" else threat.start,
         seeds=seeds,
         strength=strength,
         epsilons=tuple(sorted(set(epsilons))),
@@ -136,6 +140,7 @@ def audit(
         norm=threat.norm,
     )
     check(surrogate is None or strength == "strong", "a second model needs strength = strong")
+    check(surrogate is None or gives_gradients(surrogate), "the second model gives no gradients to transfer from")
     check_until(until, None if attacks is None else chosen)
     runs, where = runs_of(settings, chosen, own), device_named(device)
     ranks = joined(where)
@@ -143,7 +148,8 @@ def audit(
     victim = as_victim(model)
     part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).resize)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
-    material = replace(material, part=part.said, remarks=part.notes)
+    remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
+    material = replace(material, part=part.said, remarks=remarks)
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
@@ -240,7 +246,8 @@ def _audited(
         found.save(out)
     ranks.wait()
     together = f", summed over {ranks.size} ranks" if ranks.size > 1 else ""
-    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} image-steps{together}")
+    cost = "queries" if settings.method in VALUES_ONLY else "image-steps"
+    report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} {cost}{together}")
     return found
 
 
@@ -248,7 +255,8 @@ def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:
     """The rows of every run."""
     rows: list[RunRows] = []
     count, steps = len(subject.attacked["query"]), subject.settings.budget.steps
-    subject.report.say(f"{len(runs)} attack runs on {count:,} images, {steps} steps each")
+    what = "queries" if subject.settings.method in VALUES_ONLY else "steps"
+    subject.report.say(f"{len(runs)} attack runs on {count:,} images, {steps} {what} each")
     say_if_long(subject, runs)
     for done, run in enumerate(runs):
         if done == 1:
@@ -265,7 +273,8 @@ def _strengthened(
     settings = subject.settings
     if settings.strength != "strong" and not settings.epsilons:
         return None
-    members = MEMBERS if settings.strength == "strong" else ()
+    every = MEMBERS if settings.method == "pgd" else (*(m for m in MEMBERS if m.kind == "transfer"), *BLACK)
+    members = every if settings.strength == "strong" else ()
     return strengthen(subject, tasks(runs), rows, members=members, surrogate=second, epsilons=settings.epsilons)
 
 

@@ -20,7 +20,7 @@ from .subject import Subject
 __all__ = ["NEIGHBOURS", "attack_all", "shown_lists", "to_bytes"]
 
 NEIGHBOURS = 10  # shown before and after in the examples
-_LOW_IS_GOOD = ("CA-", "QA-", "TMA")
+_LOW_IS_GOOD = ("CA-", "QA-", "SPQA-", "TMA")
 
 
 def attack_all(run: AttackRun, subject: Subject) -> RunRows:
@@ -72,7 +72,7 @@ def _batch(run: AttackRun, subject: Subject, ids: Tensor, images: Tensor, starts
             method=settings.find,
         )
     with precise():
-        return _rows(run, result, images, scene), result.image_steps
+        return _rows(run, result, images, scene), result.image_steps + result.queries
 
 
 def _rows(run: AttackRun, result: Attacked, images: Tensor, scene: Scene) -> dict[str, Tensor]:

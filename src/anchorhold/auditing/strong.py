@@ -18,7 +18,7 @@ from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import described
-from .ensemble import FALLS, MEMBERS, SQUARE_QUERIES, WARM, Contest, Member, Surrogate, Task, most_steps
+from .ensemble import BLACK, FALLS, MEMBERS, SQUARE_QUERIES, WARM, Contest, Member, Surrogate, Task, most_steps
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, levels_within
@@ -76,9 +76,11 @@ def strengthen(
     runs, whole, receipts = [], {}, {}
     if members:
         samples = {task.name: len(ladder) * len(attacked[task.goal.side]) for task in chosen}
-        steps = sum(most_steps(task.goal) * samples[task.name] for task in chosen)
-        queries = SQUARE_QUERIES * sum(samples.values())
-        subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of Square")
+        black = [m.name for m in members if m.kind == "black"]
+        white = subject.settings.method == "pgd"
+        steps = sum(most_steps(task.goal) * samples[task.name] for task in chosen) if white else 0
+        queries = SQUARE_QUERIES * sum(samples.values()) * len(black)
+        subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of {' and '.join(black)}")
     ensemble = Ensemble(tuple(members), surrogate, tuple(ladder))
     for task in chosen:
         label = f"{task.name}.strong"
@@ -140,13 +142,14 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
     for place, eps in enumerate(ensemble.ladder):
         here, starts = replace(ball, eps=eps), contest.found() if place else None
         scale = eps / ball.eps if ball.eps else 1.0
-        scaled = replace(budget, alpha=budget.alpha * scale)
-        contest.standard(here, scaled)
+        white = settings.method == "pgd"  # without gradients a step has no length
+        scaled = replace(budget, alpha=budget.alpha * scale) if white else budget
+        contest.standard(here, scaled, method=settings.find)
         if starts is not None and not members:  # without members, a curve uses the standard attacks only
-            contest.standard(here, scaled, starts)
+            contest.standard(here, scaled, starts, settings.find)
         rows["after/standard"] = contest.measures[task.main]
         if starts is not None and members:
-            contest.enter(WARM, here, ensemble.surrogate, starts)
+            contest.enter(WARM if white else BLACK[0], here, ensemble.surrogate, starts)
         for member in (each for each in members if each.wants(task.goal)):
             before = contest.measures[task.main]
             contest.enter(member, here, ensemble.surrogate)
@@ -270,7 +273,9 @@ def _doubts(
     rows = whole[task.name]
     clean = rows[f"before/{task.main}"]
     counted = clean > 0.5 if task.name == "recall" else torch.ones_like(clean, dtype=torch.bool)
-    for kind in {member.kind for member in members} - {"white"} if counted.any() else ():
+    kinds = {member.kind for member in members}
+    # Without gradient attacks there is nothing that the others could beat.
+    for kind in kinds - {"white"} if "white" in kinds and counted.any() else ():
         found[kind] = 100 * float(rows[f"beaten/{kind}"][counted].double().mean())
     return found
 

@@ -17,6 +17,7 @@ from ..model.chunked import chunked
 from ..model.embedder import Embedder
 from ..model.encoders import preset_of
 from ..model.frozen import Embed, connected, embed_all, embed_images
+from ..model.no_gradients import Function, gives_gradients
 from ..model.wrap import Victim, fingerprint_of, hub_of
 from ..random import Key
 from ..scores import interval, resampled_means
@@ -126,12 +127,18 @@ def clean_columns(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, Col
 def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
     inner = victim.module if isinstance(victim, Victim) else victim
     about = {
-        "kind": type(inner).__name__,
+        "kind": _kind(inner),
         "parameters": sum(p.numel() for p in victim.parameters()),
         "dim": scene.gallery.shape[1],
         "weights": fingerprint_of(victim),
         **hub_of(victim),
     }
     about |= {"preset": preset} if (preset := preset_of(victim)) else {}
+    about |= {} if gives_gradients(victim) else {"gradients": False}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(inner, Embedder) else {})
+
+
+def _kind(inner: nn.Module) -> str:
+    """The class of a module, or the name of a function."""
+    return inner.name if isinstance(inner, Function) else type(inner).__name__

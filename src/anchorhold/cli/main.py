@@ -5,7 +5,7 @@ import sys
 import traceback
 
 from ..errors import RunError, from_environment
-from . import train, audit, strong, index, push, results, about  # noqa: F401 (each adds its commands)
+from . import train, audit, listed, strong, index, push, results, about  # noqa: F401 (each adds its commands)
 from .app import app
 
 __all__ = ["app", "main"]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, check, lacks_memory
 from ..extensions import reason_of
+from ..model.no_gradients import Function
 from ..model.preprocessing import Preprocessing, preprocessing_of
 from ..model.wrap import Victim, as_victim
 from ..random import Key
@@ -98,6 +99,8 @@ class _Plain(nn.Module):
 
 
 def _traced(model: nn.Module, images: Tensor) -> Any:
+    if isinstance(model, Victim) and (model.before is not None or isinstance(model.module, Function)):
+        raise ModelError("only a module without a step before it can be exported: export the nn.Module itself")
     try:
         with _quiet(), torch.no_grad():
             model(images)  # the model's own errors are clearer than the tracer's

@@ -110,6 +110,10 @@ def _plain(model: nn.Module) -> Victim:
     odd = [name for name, value in model.state_dict().items() if not isinstance(value, Tensor)]
     if odd:
         raise ModelError(f"{odd[0]} of the module's state is no tensor, and cannot be saved: register tensors only")
+    if isinstance(model, Victim) and not model.gradients:
+        raise ModelError("a model wrapped with gradients=False cannot be trained: give an nn.Module that has gradients")
+    if isinstance(model, Victim) and model.before is not None:
+        raise ModelError("training has no step before the module: leave before and backward out, and audit with them")
     if isinstance(model, Victim) and isinstance(model.module, Victim):
         raise ModelError("the module is wrapped twice: wrap your own module, with all it needs")
     return model if isinstance(model, Victim) else wrap(model)

@@ -6,7 +6,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from ..errors import AnchorholdError, ModelError, SettingsError, lacks_memory, nearest
 from ..extensions import is_hub, kind_of, reason_of
 from ..geometry import unit as on_sphere
+from .before import Backward, Step, check_step, named, taken
 from .embedder import Embedder
+from .no_gradients import Function, check_function
 from .preprocessing import Preprocessing, preprocessing_of
 
 __all__ = ["Size", "Victim", "as_victim", "fingerprint_of", "hub_of", "wrap"]
@@ -46,12 +48,15 @@ class Victim(nn.Module):
         size: Size | None = None,
         output: int | str | None = None,
         unit: bool = True,
+        gradients: bool = True,
+        step: tuple[Step | None, Backward | None] = (None, None),
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            raise ModelError(f"wrap needs an nn.Module, got {kind_of(module)}; call it in the forward of an nn.Module")
+        check_function(module, True, False)
+        check_step(*step, gradients)
         statistics = _statistics(mean, std)
-        self.module, self.output, self.unit = module, output, unit
+        self.module, self.output, self.unit, self.gradients = module, output, unit, gradients
+        self.before, self.backward = step
         self.size = None if size is None else _sides(size)
         self.notes: list[str] = []
         self._answered: Counter[tuple[int, ...]] = Counter()  # successful calls by image shape
@@ -63,6 +68,18 @@ class Victim(nn.Module):
         if dtype in (torch.float16, torch.bfloat16):
             self._note(f"the model runs in {str(dtype).removeprefix('torch.')}; embeddings are fp32")
         self._note("embeddings are normalised to unit length" if unit else "embeddings are not normalised")
+        for text in self.remarks:
+            self._note(text)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """How attacks get their gradients, where that is not as usual."""
+        if not self.gradients:
+            return ("the model gives no gradients: attacks use its embeddings only",)
+        if self.backward is None:
+            return ()
+        way = "the identity" if self.backward == "identity" else named(self.backward)
+        return (f"gradients pass through {way} in place of {named(self.before)} (BPDA); embeddings do not",)
 
     def forward(self, images: Tensor) -> Tensor:
         """Embeddings (B, D) of images (B, C, H, W) in [0, 1], in fp32; a float64 model gives float64."""
@@ -70,6 +87,8 @@ class Victim(nn.Module):
         device, dtype = _home(self.module)
         x = images.to(device) if device else images
         x = x if x.dtype == torch.float64 else x.float()
+        if self.before is not None:
+            x = taken(self.before, self.backward, x)
         if self.size and self.size != tuple(x.shape[-2:]):
             self._note(f"images of {_by(x.shape[-2:])} pixels are resized to {_by(self.size)}")
             x = _resize(x, self.size)
@@ -101,7 +120,8 @@ class Victim(nn.Module):
 
     def _call(self, x: Tensor) -> Any:
         try:
-            out = self.module(x)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradients):
+                out = self.module(x)
         except (Exception, SystemExit) as error:  # user code may raise anything
             if isinstance(error, AnchorholdError) or lacks_memory(error):
                 raise
@@ -117,9 +137,10 @@ class Victim(nn.Module):
             return f"the model calls sys.exit({error.code!r}) at {call}; remove that"
         if self._answered[x.shape[1:]]:
             return f"the model fails at {call} ({reason_of(error)}); earlier calls worked, so check its code"
+        other = ", or arrays=True if it needs NumPy arrays" if isinstance(self.module, Function) else ""
         return (
             f"the model fails on images of shape {tuple(x.shape)} ({reason_of(error)}); "
-            "give images of its size and channels, or set `size`"
+            f"give images of its size and channels, or set `size`{other}"
         )
 
     def _pick(self, out: Any) -> Tensor:
@@ -163,7 +184,7 @@ class Victim(nn.Module):
 
 
 def wrap(
-    module: nn.Module,
+    module: nn.Module | Callable[..., Any],
     *,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
@@ -171,6 +192,10 @@ def wrap(
     output: int | str | None = None,
     unit: bool = True,
     device: str | torch.device | None = None,
+    gradients: bool = True,
+    arrays: bool = False,
+    before: Step | None = None,
+    backward: Backward | None = None,
 ) -> Victim:
     """Wrap any module so that it can be attacked and audited: from images in [0, 1] to unit vectors.
 
@@ -178,12 +203,22 @@ def wrap(
     If the module returns several tensors, `output` is the position or name of the embedding. Parameters are shared
     with the module; `device` moves them.
 
+    With `gradients=False` any function from images to vectors will do: a remote service, an ONNX session. It gets a
+    tensor on the CPU, or with `arrays` a NumPy array. Attacks then use values only.
+
+    `before` is a step from images to images of the same shape, before everything else, such as JPEG. `backward` says
+    what gradients pass through in its place: "identity", or a differentiable function of the images (BPDA).
+
     >>> theirs = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     >>> wrap(theirs, mean=[0.5] * 3, std=[0.5] * 3, size=2)(torch.rand(5, 3, 8, 8)).shape
     torch.Size([5, 4])
+    >>> wrap(lambda x: x.mean((2, 3)), gradients=False, arrays=True)(torch.rand(5, 3, 8, 8)).shape
+    torch.Size([5, 3])
     """
-    victim = Victim(module, mean, std, size, output, unit)
-    return victim.to(device or _home(module)[0] or "cpu")
+    check_function(module, gradients, arrays)
+    inner = module if isinstance(module, nn.Module) else Function(module, arrays)
+    victim = Victim(inner, mean, std, size, output, unit, gradients, (before, backward))
+    return victim.to(device or _home(inner)[0] or "cpu")
 
 
 def as_victim(model: nn.Module) -> nn.Module:
@@ -191,7 +226,10 @@ def as_victim(model: nn.Module) -> nn.Module:
     if isinstance(model, str | Path):
         raise ModelError(f"{str(model)!r} is the name of a model; load it first with ah.load({str(model)!r})")
     if not isinstance(model, nn.Module):
-        raise ModelError(f"a model must be an nn.Module, not {kind_of(model)}; call it in the forward of an nn.Module")
+        advice = "; or, if it gives no gradients, use ah.wrap(function, gradients=False)" if callable(model) else ""
+        raise ModelError(
+            f"a model must be an nn.Module, not {kind_of(model)}; call it in the forward of an nn.Module{advice}"
+        )
     ours = isinstance(model, Embedder) and model.mean.dtype in (torch.float32, torch.float64)
     return model if ours or isinstance(model, Victim) else wrap(model)
 
@@ -207,6 +245,8 @@ def fingerprint_of(model: nn.Module) -> str:
         around = {"size": (model.size, None), "output": (model.output, None), "unit": (model.unit, True)}
         # Only non-default options, so that the hash of a plain wrap never changes.
         unusual = {name: value for name, (value, usual) in around.items() if value != usual}
+        unusual |= {} if model.before is None else {"before": named(model.before)}
+        unusual |= {"function": inner.code} if isinstance(inner, Function) else {}
         digest.update(json.dumps(unusual).encode() if unusual else b"")
     return digest.hexdigest()
 

@@ -5,7 +5,7 @@
 
 A method uses an argument or refuses it. All read the key, ids, embedded, starts and the steps of the budget:
 
-| | pgd | apgd | cw | square |
+| | pgd | apgd | cw | square, nes |
 |---|---|---|---|---|
 | watch | read | refused | refused | refused |
 | start | read | read | zero and tiny are the same | zero and tiny are the same, random is refused |
@@ -13,6 +13,8 @@ A method uses an argument or refuses it. All read the key, ids, embedded, starts
 | alpha, schedule | read | refused | refused | refused |
 | keep | read | best | best | best |
 | rule | read | apgd | refused | refused |
+
+Square and NES use values only, no gradients: their steps are queries.
 """
 
 from dataclasses import replace
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from .ascend import ascend
 from .cw import carlini_wagner
+from .nes import nes
 from .problem import Ascent, Problem, Watch
 from .square import square
 
@@ -58,4 +61,4 @@ def apgd(
     return ascend(way, images, ids=ids, embedded=embedded, starts=starts, watch=watch)
 
 
-METHODS: dict[str, Method] = {"pgd": ascend, "apgd": apgd, "cw": carlini_wagner, "square": square}
+METHODS: dict[str, Method] = {"pgd": ascend, "apgd": apgd, "cw": carlini_wagner, "square": square, "nes": nes}

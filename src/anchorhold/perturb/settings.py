@@ -10,12 +10,13 @@ from ..schedules import Schedule, falling
 if TYPE_CHECKING:
     from .ball import Ball
 
-__all__ = ["THREATS", "Budget", "Keep", "Norm", "Rule", "Start", "Threat", "check_radius", "threat_of"]
+__all__ = ["THREATS", "VALUES_ONLY", "Budget", "Keep", "Norm", "Rule", "Start", "Threat", "check_radius", "threat_of"]
 
 Norm = Literal["linf", "l2"]
 Start = Literal["zero", "random", "tiny"]
 Keep = Literal["last", "best"]
 Rule = Literal["steepest", "apgd", "adam", "momentum"]
+VALUES_ONLY = ("square", "nes")  # methods that take no gradients; their steps are queries
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,27 @@
 """Square: an attack that uses values only, no gradients (Andriushchenko et al., ECCV 2020).
 
-It starts with vertical stripes of ±ε. Each query puts ±ε, one sign per channel, into a square at a random place and
-keeps it if the objective rose. The squares shrink as the queries are spent. Masked gradients do not affect it: where
-it beats gradient attacks, the gradients mislead.
+In an Linf ball it starts with vertical stripes of ±ε. Each query puts ±ε, one sign per channel, into a square at a
+random place and keeps it if the objective rose. The squares shrink as the queries are spent. Masked gradients do not
+affect it: where it beats gradient attacks, the gradients mislead. `square_l2` has the moves in an L2 ball.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..errors import check
+from ..random import Key
+from .ball import Ball
 from .problem import Ascent, Problem, Watch, check_units, refuse_watch
 from .rules import Climb
+from .square_l2 import first_l2, moved_l2
+from .windows import Windows
 
-__all__ = ["share_of", "square"]
+__all__ = ["Propose", "proposals", "share_of", "square"]
+
+Propose = Callable[[int, Tensor, Tensor], Tensor]
+"""The query's number, the rows (N,) that ask and their best images (N, C, H, W), to the images to try."""
 
 SHARE = 0.8  # share of the pixels that the first square covers
 _HALVED = (
@@ -37,6 +46,36 @@ def share_of(query: int, queries: int) -> float:
     return float(SHARE / 2 ** sum(spent > end for end in _HALVED))
 
 
+def proposals(ball: Ball, clean: Tensor, ids: Tensor, key: Key, queries: int) -> Propose:
+    """What Square tries for images (U, C, H, W). All draws are functions of `key`, the query and the unit's id."""
+    height, width = clean.shape[2:]
+
+    def side(query: int) -> float:
+        return float((share_of(query, queries) * height * width) ** 0.5)
+
+    if ball.norm == "l2":
+
+        def in_l2(query: int, rows: Tensor, best: Tensor) -> Tensor:
+            if query == 0:
+                return first_l2(ball, clean[rows], key, ids[rows])
+            return moved_l2(ball, clean[rows], best, key, ids[rows], query, side(query))
+
+        return in_l2
+    low, high = ((clean + shift).clamp(ball.low, ball.high) for shift in (-ball.eps, ball.eps))
+
+    def in_linf(query: int, rows: Tensor, best: Tensor) -> Tensor:
+        name, shape = ("stripes", (clean.shape[1], 1, width)) if query == 0 else ("signs", (clean.shape[1], 1, 1))
+        down = key(name, query).uniform(ids[rows], shape) < 0.5
+        patch = torch.where(down, low[rows], high[rows])
+        if query == 0:
+            return patch
+        whole = round(side(query))
+        window = Windows.drawn(key, query, ids[rows], (height, width), (whole, whole))
+        return torch.where(window.inside()[:, None], patch, best)
+
+    return in_linf
+
+
 @torch.no_grad()
 def square(
     problem: Problem,
@@ -51,28 +90,23 @@ def square(
 
     A unit that met its goal makes no more queries. Random places and signs are functions of `key`, the query and the
     unit's id. The best image is kept, so there is no last step to `watch`. It begins at the clean image and tries
-    `starts`, or stripes, first. The starts zero and tiny are the same here. It reads no other field of the budget.
+    `starts`, or stripes (in L2 tiles), first. The starts zero and tiny are the same here. It reads no other field of
+    the budget.
     """
     embed, objective, ball, budget = problem.embed, problem.objective, problem.ball, problem.budget
     budget.read_by("Square", "steps", "start")
     check(budget.start != "random", "Square starts at the clean image and tries stripes first: leave start out")
     refuse_watch(watch, "Square")
     check_units(images, ids, embedded, starts)
-    check(ball.norm == "linf", "Square moves within an Linf ball; use PGD, APGD or C&W for L2")
     check(images.ndim == 5 and images.shape[1] == 1, "Square attacks images (U, 1, C, H, W), one view per unit")
     check(not objective.coupled, "Square compares values per unit, and a coupled objective has none")
     key = problem.drawn("the random squares of Square")
     ball.admit(images)
     clean = images[:, 0]
-    count, channels, height, width = clean.shape
-    positions = torch.arange(count, device=clean.device)
+    positions = torch.arange(len(clean), device=clean.device)
     ids = positions if ids is None else ids.to(clean.device)
-    low, high = ((clean + shift).clamp(ball.low, ball.high) for shift in (-ball.eps, ball.eps))
-
+    propose = proposals(ball, clean, ids, key, budget.steps)
     given = None if starts is None else ball.project(starts, images)[:, 0]
-
-    def signs(name: str, query: int, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return key(name, query).uniform(ids[rows], shape) < 0.5
 
     def seen(x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         # Channels last: convolutions in half precision would otherwise copy at every layer.
@@ -81,7 +115,7 @@ def square(
         return value.double(), objective.met(e, rows, value)
 
     begun = Climb.at(clean.clone())
-    if embedded is not None and count:
+    if embedded is not None and len(clean):
         begun.settle(objective, embedded, positions)
     best, level = begun.x, begun.level
     active = positions[~begun.met]
@@ -92,21 +126,8 @@ def square(
     for query in range(budget.steps):
         if not len(active):
             break
-        if query == 0:
-            stripes = signs("stripes", 0, active, (channels, 1, width)).expand(-1, -1, height, -1)
-            tried = torch.where(stripes, low[active], high[active]) if given is None else given[active]
-        else:
-            side = round((share_of(query, budget.steps) * height * width) ** 0.5)
-            tall, wide = max(1, min(side, height)), max(1, min(side, width))
-            top = key("top", query).integers(ids[active], height - tall + 1)[:, None]
-            left = key("left", query).integers(ids[active], width - wide + 1)[:, None]
-            row, column = torch.arange(height, device=clean.device), torch.arange(width, device=clean.device)
-            inside = ((row >= top) & (row < top + tall))[:, :, None] & ((column >= left) & (column < left + wide))[
-                :, None
-            ]
-            down = signs("signs", query, active, (channels, 1, 1))
-            patch = torch.where(down, low[active], high[active])
-            tried = torch.where(inside[:, None], patch, best[active])
+        started = query == 0 and given is not None
+        tried = given[active] if started and given is not None else propose(query, active, best[active])
         value, met = seen(tried, active)
         asked += len(active)
         better = value > level[active]

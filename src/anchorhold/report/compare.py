@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from ..columns import pixel_fraction, radius
 from ..errors import RunError, check, nearest
+from ..perturb.settings import VALUES_ONLY
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
 from ..runs.fields import dig, number
@@ -280,7 +281,8 @@ def _attack(audit: Mapping[str, Any]) -> str:
     eps, alpha = (number(dig(audit, "settings", key)) or 0.0 for key in ("eps", "alpha"))
     told = radius(eps, str(dig(audit, "settings", "norm") or "linf"))
     steps, method = (dig(audit, "settings", key) for key in ("steps", "method"))
-    return f"{method} with {told}, {steps} steps of {pixel_fraction(alpha)}"
+    each = "queries" if method in VALUES_ONLY else f"steps of {pixel_fraction(alpha)}"
+    return f"{method} with {told}, {steps} {each}"
 
 
 def value_of(entry: Entry, key: str) -> Cell:

@@ -1,0 +1,226 @@
+"""attack_list(): R@1 against the number of queries, for an attacker who sees only the returned list.
+
+found = ah.attack_list(model, ah.dataset("digits"), k=10, queries=1000)
+found = ah.attack_list(service, {"query": mine, "gallery": theirs}, names=names)   # service(images) -> ids (B, k)
+print(found); found.curve
+"""
+
+import json
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..attacks.listed import ListGoal, Lists, Search, attack_lists
+from ..columns import pixel_fraction
+from ..console import Report, Silent
+from ..device import device_named, living_on
+from ..errors import AnchorholdError, DataError, ModelError, check, lacks_memory
+from ..extensions import kind_of, reason_of
+from ..geometry import retrieve
+from ..model.chunked import chunked
+from ..model.frozen import embed_images, frozen
+from ..model.wrap import as_victim
+from ..perturb.ball import Ball
+from ..random import Key
+from ..runs.writing import atomic
+from .classes import part_of
+from .inputs import Data, Material, prepare, sample
+
+__all__ = ["ListAttack", "attack_list"]
+
+
+@dataclass(frozen=True, eq=False)
+class ListAttack:
+    """The result of an attack on returned lists; `print` it, or `save` it."""
+
+    r1: tuple[float, ...]  # R@1 in percent after 1, 2, … queries for each image
+    spent: Tensor  # (N,) queries of each image, the clean one included
+    ids: Tensor  # (N,) positions of the attacked queries
+    images: Tensor  # (N, C, H, W) perturbed
+    right: Tensor  # (N,) whether the first id is right in the end
+    settings: dict[str, Any]
+
+    @property
+    def queries(self) -> int:
+        """Images sent in all."""
+        return int(self.spent.sum())
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """(queries, R@1 in percent) at 1, 2, 5, 10, 20, 50 … and at the end; 1 is the clean image."""
+        places = [first * 10**power for power in range(9) for first in (1, 2, 5) if first * 10**power < len(self.r1)]
+        return [(place, self.r1[place - 1]) for place in (*places, len(self.r1))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Settings and curve, for JSON."""
+        return {"settings": self.settings, "curve": self.curve, "images": len(self.ids), "queries": self.queries}
+
+    def save(self, path: str | Path) -> Path:
+        """Write `to_dict` as JSON."""
+        path = Path(path)
+        with atomic(path) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    def __str__(self) -> str:
+        s = self.settings
+        head = (
+            f"{len(self.ids):,} images, lists of {s['k']}, goal {s['goal']}, {s['norm']}, ε {pixel_fraction(s['eps'])}"
+        )
+        lines = [head, f"{'queries':>10}{'R@1':>8}", *(f"{queries:>10,}{r1:>8.1f}" for queries, r1 in self.curve)]
+        return "\n".join([*lines, f"{self.queries:,} queries in all"])
+
+
+def attack_list(
+    search: nn.Module | Callable[[Tensor], Any],
+    data: Data,
+    *,
+    k: int = 10,
+    queries: int = 1000,
+    eps: float = 8 / 255,
+    norm: Literal["linf", "l2"] = "linf",
+    goal: ListGoal = "recall",
+    limit: int = 100,
+    names: Sequence[Hashable] | None = None,
+    seed: int = 0,
+    batch: int = 128,
+    device: str = "auto",
+    resize: int | None = None,
+    crop: int | None = None,
+    report: Report | None = None,
+) -> ListAttack:
+    """Attack with nothing but returned lists, and tell R@1 against the number of queries.
+
+    Args:
+        search: a function from images (B, C, H, W) in [0, 1], on the CPU, to ids (B, k), the nearest first. Or a model,
+            whose gallery is then searched by vectors.
+        data: as in `audit`; it says which images ask, and the classes of the gallery.
+        k: length of the lists.
+        queries: most images sent for each attacked one, the clean one included.
+        eps, norm: the ball, linf or l2.
+        goal: recall, a wrong first id; overlap, other ids than in the clean list; order, its first ids in reverse.
+        limit: number of attacked queries, a seeded sample over all classes; 0 is all.
+        names: the ids that the function returns, one for each gallery image; by default they are positions from 0.
+        seed: of all random draws.
+        batch: images in one call.
+        device: of a model: auto, cpu, cuda or cuda:N.
+        resize, crop: override the preprocessing of files.
+        report: receives progress messages.
+    """
+    check(k >= 1, f"k must be at least 1, got {k}")
+    check(queries >= 1, f"queries must be at least 1, got {queries}")
+    check(batch >= 1, f"batch must be at least 1, got {batch}")
+    check(limit >= 0, f"limit must not be negative, got {limit}; 0 attacks all")
+    ball, report, key = Ball(eps, norm), report or Silent(), Key.of(seed)("list attack")
+    model = as_victim(search) if isinstance(search, nn.Module) else None
+    if model is None and not callable(search):
+        raise ModelError(f"search is {kind_of(search)}; give a model, or a function from images to ids (B, k)")
+    where = device_named(device) if model is not None else torch.device("cpu")
+    if model is not None:  # as in an audit: classes of a folder that the model was trained on are left out
+        part = part_of(data, (model,))
+        data = part.data
+        for note in (f"attacked: {part.said}", *part.notes):
+            report.say(note)
+    material = prepare(data, model or nn.Identity(), where, report, resize, crop)
+    size = len(material.gallery_labels)
+    alone = bool((material.own >= 0).any())
+    check(k > alone, "the gallery holds the queries' own images, which do not count: set k to 2 or more")
+    check(k <= size, f"k = {k} is more than the {size} images of the gallery")
+    ids = sample(material.labels, limit, key("sample"))
+    settings = {"k": k, "queries": queries, "eps": eps, "norm": norm, "goal": goal, "limit": limit, "seed": seed}
+    with ExitStack() as stack:
+        asked: Search
+        if model is not None:
+            check(names is None, "names are for a search function; a model's ids are positions in the gallery")
+            asked = _by_vectors(model, material, k, batch, stack, where)
+        else:
+            asked = _Checked(search, k, size, names)
+        parts = []
+        with report.task("attacking lists", len(ids)) as advance:
+            for at in ids.split(batch):
+                (images,) = material.query.plain(at, batch=len(at))
+                chosen = at.to(where)
+                known = Lists(material.labels[chosen], material.gallery_labels, material.own[chosen])
+                parts.append(attack_lists(asked, images, known, ball, queries, goal, key("moves"), chosen))
+                advance(sum(len(part.queries) for part in parts), "")
+    after = torch.stack([part.after for part in parts]).sum(0)
+    return ListAttack(
+        tuple((100 * after.double() / len(ids)).tolist()),
+        torch.cat([part.queries for part in parts]).cpu(),
+        ids,
+        torch.cat([part.images for part in parts]).cpu(),
+        torch.cat([part.right for part in parts]).cpu(),
+        settings,
+    )
+
+
+def _by_vectors(
+    model: nn.Module, material: Material, k: int, batch: int, stack: ExitStack, where: torch.device
+) -> Search:
+    """The lists of a model: the nearest gallery images, of which the attacker sees only the ids."""
+    stack.enter_context(living_on(model, where))
+    embed = chunked(stack.enter_context(frozen(model)), batch)
+    gallery = embed_images(embed, material.gallery, batch)
+
+    def search(images: Tensor) -> Tensor:
+        with torch.no_grad():
+            return retrieve(embed(images), gallery, k).ids
+
+    return search
+
+
+class _Checked:
+    """A search function of yours, with its answers checked and its ids as positions in the gallery."""
+
+    def __init__(
+        self, function: Callable[[Tensor], Any], k: int, size: int, names: Sequence[Hashable] | None = None
+    ) -> None:
+        if names is not None and (len(names) != size or len(set(names)) != size):
+            raise DataError(f"names has {len(set(names))} different ids for {size} gallery images; give one for each")
+        self._function, self._k, self._size = function, k, size
+        self._places = None if names is None else {name: place for place, name in enumerate(names)}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        try:
+            out = self._function(images.detach().cpu().contiguous())
+        except (Exception, SystemExit) as error:  # user code may raise anything
+            if isinstance(error, AnchorholdError) or lacks_memory(error):
+                raise
+            shape = tuple(images.shape)
+            raise ModelError(f"the search function fails on images of shape {shape} ({reason_of(error)})") from error
+        rows = _rows(out)
+        if len(rows) != len(images):
+            raise ModelError(
+                f"the search function returns {len(rows)} lists for {len(images)} images; return (B, k) ids"
+            )
+        short = min((len(row) for row in rows), default=self._k)
+        if short < self._k:
+            raise ModelError(
+                f"the search function returns a list of {short} ids, not {self._k}; set k = {short} or less"
+            )
+        return torch.tensor([[self._place(each) for each in row[: self._k]] for row in rows], device=images.device)
+
+    def _place(self, each: Any) -> int:
+        if self._places is not None:
+            place = self._places.get(each)
+        else:
+            place = int(each) if isinstance(each, int | np.integer) and 0 <= each < self._size else None
+        if place is None:
+            known = f"a position from 0 to {self._size - 1}, or give names=" if self._places is None else "one of names"
+            raise ModelError(f"the search function returns the id {each!r}, which is not {known}")
+        return place
+
+
+def _rows(out: Any) -> list[list[Any]]:
+    """What a search function returned, as lists."""
+    if isinstance(out, Tensor | np.ndarray):
+        out = out.tolist()
+    if not isinstance(out, list | tuple) or not all(isinstance(row, list | tuple | Tensor | np.ndarray) for row in out):
+        raise ModelError(f"the search function returns {kind_of(out)}; return ids (B, k), a list for each image")
+    return [row.tolist() if isinstance(row, Tensor | np.ndarray) else list(row) for row in out]

@@ -1,0 +1,49 @@
+"""The command attack-list."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import Data, Device, Eps, Mean, Model, Root, Size, Std, app, model_of, number
+
+
+@app.command(name="attack-list")
+def attack_list(
+    model: Model,
+    data: Data,
+    root: Root = None,
+    k: Annotated[int, typer.Option("-k", help="Length of the returned lists")] = 10,
+    queries: Annotated[int, typer.Option(help="Queries for each attacked image")] = 1000,
+    eps: Eps = "",
+    norm: Annotated[str, typer.Option(help="linf or l2")] = "linf",
+    goal: Annotated[str, typer.Option(help="recall, overlap or order")] = "recall",
+    limit: Annotated[int, typer.Option(help="Number of images to attack, sampled over all classes; 0 is all")] = 100,
+    mean: Mean = "",
+    std: Std = "",
+    size: Size = "",
+    seed: Annotated[int, typer.Option(help="Seed of the sample and the moves")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Save the curve to this JSON file")] = None,
+    device: Device = "auto",
+) -> None:
+    """Attack with nothing but the returned lists of ids: R@1 against the number of queries."""
+    from ..auditing.classes import audited_data
+    from ..auditing.list_attack import attack_list as attack
+    from ..console import Console
+
+    found = attack(
+        model_of(model, mean, std, size),
+        audited_data(data, root),
+        k=k,
+        queries=queries,
+        eps=number("--eps", eps) if eps else 8 / 255,
+        norm=norm,  # type: ignore[arg-type]  # checked by the callee
+        goal=goal,  # type: ignore[arg-type]
+        limit=limit,
+        seed=seed,
+        device=device,
+        report=Console(),
+    )
+    print(found)
+    if out is not None:
+        print(f"\nwritten: {found.save(out)}")
