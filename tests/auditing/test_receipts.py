@@ -182,7 +182,7 @@ def test_an_image_past_eps_is_rejected(
     if signed:
         sign(folder, told)
     problems = check(folder).problems
-    assert any("17/255 from its sample, but ε is 16/255" in problem for problem in problems)
+    assert any("17/255 from its sample, but the audit's is ε 16/255" in problem for problem in problems)
     assert any("its hash differs" in problem for problem in problems) is not signed
 
 

@@ -661,7 +661,7 @@ def test_stopped_between_starts_it_goes_on_and_more_starts_may_be_added(
     whole = ah.audit(model, digits, **STARTS, out=tmp_path)
     assert made == 7 and numbers(whole) == numbers(repeated)
     with pytest.raises(RunError, match="another start"):
-        ah.audit(model, digits, **{**STARTS, "budget": "standard", "seeds": 1}, out=tmp_path)
+        ah.audit(model, digits, **{**STARTS, "threat": "standard", "seeds": 1}, out=tmp_path)
 
 
 def test_fgsm_has_one_start_under_any_budget(model: Embedder, digits: Split) -> None:
@@ -770,7 +770,7 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"limit": -1}, "must not be negative"),
         ({"precision": "bf16"}, "needs a GPU"),
         ({"device": "tpu"}, "auto, cpu, cuda"),
-        ({"budget": "amdl"}, "no budget is called 'amdl'; did you mean adml?"),
+        ({"threat": "amdl"}, "no threat is called 'amdl'; did you mean adml?"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
         ({"seeds": 2}, "this budget starts at the clean image; leave seeds out"),
         ({"seeds": 2, "threat": "adml", **FGSM}, "FGSM starts at the clean image; leave seeds out"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import anchorhold
+
 pytestmark = pytest.mark.medium
 
 # A module that takes long to import, in the place of one that the command line needs.
@@ -70,6 +72,8 @@ def test_the_command_starts_where_the_signal_is_caught() -> None:
     assert about["project"]["scripts"]["anchorhold"] == "anchorhold.__main__:main"
     code = "import signal, sys; before = set(sys.modules); import anchorhold.__main__"
     code += "; print(len(set(sys.modules) - before), signal.getsignal(2) is signal.default_int_handler)"
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
+    src = str(Path(anchorhold.__file__).parents[1])  # -S leaves out what is installed
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": src})
     count, untouched = done.stdout.split()
     assert int(count) < 25 and untouched == "True"  # little is imported before it, and an import changes nothing

@@ -177,7 +177,7 @@ def test_timm_s_nets_get_timm_s_preprocessing(photos: Path, monkeypatch: pytest.
     import timm
     from timm.data import create_transform, resolve_data_config
 
-    import anchorhold.model.weights
+    import anchorhold.model.hub
 
     def offline(tag: str, module: Any) -> dict[str, Tensor]:
         state: dict[str, Tensor] = timm.create_model(tag, pretrained=False, num_classes=0).state_dict()
@@ -302,10 +302,10 @@ def test_an_encoder_has_its_own_mean_and_size(saved: Path) -> None:
 
 @pytest.mark.parametrize("name", ["transformers:facebook/dinov2-small", "open_clip:ViT-B-32/laion2b_s34b_b79k"])
 def test_without_a_network_it_says_so_at_once(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import anchorhold.model.weights
+    import anchorhold.model.hub
 
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.setattr(anchorhold.model.weights, "_reachable", lambda url: False)
+    monkeypatch.setattr(anchorhold.model.hub, "_reachable", lambda url: False)
     with pytest.raises(ModelError, match=r"cannot be loaded .*check the name and the network") as caught:
         ah.load(name)
     assert "\n" not in str(caught.value)

@@ -370,7 +370,7 @@ def test_a_run_records_its_start_and_resumes_without_asking_the_hub(hub: Hub, tm
         (run.path / f"{name}.safetensors").unlink(missing_ok=True)
     run.update_json(status="interrupted")
     settings = build(run.read_json()["settings"])
-    assert _trained(run.path, settings, dataset_from(data), "cpu", Silent())
+    assert _trained(run.path, settings, dataset_from(data), None, "cpu", Silent())
 
 
 @pytest.mark.medium

@@ -55,10 +55,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from ..columns import pixel_fraction, radius
 from ..display import frame_of
-from ..perturb.settings import VALUES_ONLY
 from ..report.curve import table_of_curve
+from ..runs.audits import attack_in_words
 from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
 from .outcomes import ColumnValue, Outcome, RunRows, Score, by_start
@@ -216,12 +215,7 @@ def _table(audit: Audit) -> str:
     queries, items = data["images"]
     asked, moved = data["attacked"]
     gallery = "" if data["same"] else f", {moved:,} of them as candidates"
-    how = f"{s['method'].upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
-    how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s["method"] == "pgd" else ""
-    how += f", {s['steps']} iterations" if s["method"] == "cw" else ""
-    how += f", {s['steps']:,} queries each" if s["method"] in VALUES_ONLY else ""
-    several = s["seeds"] > 1
-    how += f" from {s['seeds']} random starts" if several else " from a random start" if s["start"] == "random" else ""
+    how, several = attack_in_words(s), s["seeds"] > 1
     wide = 30 if several else 24
     lines = [
         f"{audit.model['kind']}, {audit.model['parameters']:,} parameters, on {data['query']['name']}",

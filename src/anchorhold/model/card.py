@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ..columns import NOT_PERCENT, pixel_fraction
 from ..console import shown
 from ..errors import RunError, SettingsError
-from ..runs.audits import read_audit
+from ..runs.audits import attack_in_words, read_audit
 from ..runs.fields import dig, number
 from ..runs.folder import Run
 from ..runs.summary import summary_of, without_paths
@@ -188,17 +188,12 @@ def _scores(info: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     counts = [_numbered(data.get(key)) for key in ("attacked", "images")]
     asked, queries = (number(each.get(0)) for each in counts)
     gallery = number(counts[1].get(1))
-    method, steps = str(settings.get("method") or "pgd"), number(settings.get("steps"))
-    alpha, eps = number(settings.get("alpha")), number(settings.get("eps"))
-    how = f", {steps:.0f} steps of {pixel_fraction(alpha)}" if method == "pgd" and steps and alpha else ""
-    begun = " from a random start" if settings.get("start") == "random" else ""
     lines = ["## Scores", ""]
     lines += [
         f"- Images: {name}. {_of(asked, queries)} queries were attacked; the gallery has {_count(gallery)} images."
     ]
     lines += [f"- Attacked: {_text(data['part'])}."] if data.get("part") else []
-    threat = "unknown" if eps is None else pixel_fraction(eps)
-    lines += [f"- Threat: ℓ∞ with ε {threat} of the pixel range. Attacks: {_text(method.upper())}{how}{begun}."]
+    lines += [f"- Attack: {_text(attack_in_words(settings))}. ε is in units of the pixel range from 0 to 1."]
     lines += [f"- R@1 without an attack: {_cell(dig(facts, 'clean', 'R@1'))} %."]
     if (strong := _strong(facts)) is not None:
         before = number(dig(strong, "initial"))

@@ -9,8 +9,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from ..attacks.settings import usual_settings
-from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction, radius
-from ..perturb.settings import VALUES_ONLY
+from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction
+from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .charts import Axis, Point, Series, chart, key
 from .collect import read_audit
@@ -266,14 +266,7 @@ def _data(data: Mapping[str, Any]) -> str:
 
 
 def _attack(s: Mapping[str, Any]) -> str:
-    how = f"{str(s.get('method', 'pgd')).upper()}, {radius(s['eps'], s.get('norm', 'linf'))}"
-    how += f", {s['steps']} steps of {pixel_fraction(s['alpha'])}" if s.get("method", "pgd") == "pgd" else ""
-    how += f", {s['steps']} iterations" if s.get("method") == "cw" else ""
-    how += f", {s['steps']:,} queries each" if s.get("method") in VALUES_ONLY else ""
-    starts = s.get("seeds", 1)
-    random = f" from {starts} random starts" if starts > 1 else " from a random start"
-    how += random if s.get("start") == "random" else ""
-    return how + ("; strong: the worst of an ensemble" if s.get("strength") == "strong" else "")
+    return attack_in_words(s) + ("; strong: the worst of an ensemble" if s.get("strength") == "strong" else "")
 
 
 def _origin(audit: Mapping[str, Any]) -> dict[str, str]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-from ..columns import pixel_fraction, radius
+from ..columns import pixel_fraction
 from ..errors import RunError, check, nearest
-from ..perturb.settings import VALUES_ONLY
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
+from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
 from .methods import LETTERS, method_of
@@ -221,7 +221,7 @@ def _notes(entries: Sequence[Entry]) -> Iterator[str]:
     audited = [entry for entry in entries if entry.audit]
     if audited:
         yield "R@1 to ARS in %; [95 % intervals over queries]"
-    attacks = {_attack(entry.audit or {}): entry.name for entry in reversed(audited)}
+    attacks = {attack_in_words(dig(entry.audit or {}, "settings") or {}): entry.name for entry in reversed(audited)}
     if len(attacks) > 1:
         each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
         yield f"the audits use different attacks, so their scores cannot be compared: {each}"
@@ -274,15 +274,6 @@ def _points(gain: Iterable[float]) -> str:
 def _count(audit: Entry | None) -> str:
     counts = dig(audit.audit, "data", "attacked") if audit else None
     return f"{counts[0]:,}" if isinstance(counts, list) and counts and number(counts[0]) is not None else "?"
-
-
-def _attack(audit: Mapping[str, Any]) -> str:
-    """The attack of an audit, in words."""
-    eps, alpha = (number(dig(audit, "settings", key)) or 0.0 for key in ("eps", "alpha"))
-    told = radius(eps, str(dig(audit, "settings", "norm") or "linf"))
-    steps, method = (dig(audit, "settings", key) for key in ("steps", "method"))
-    each = "queries" if method in VALUES_ONLY else f"steps of {pixel_fraction(alpha)}"
-    return f"{method} with {told}, {steps} {each}"
 
 
 def value_of(entry: Entry, key: str) -> Cell:
