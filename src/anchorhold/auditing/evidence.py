@@ -64,5 +64,6 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
             strong=doubts,
             differentiable=climbs,
             queries=settings.steps if settings.method in VALUES_ONLY else 0,
+            draws=subject.about["model"].get("draws", 1),
         )
         return flags.examine(probe)

@@ -70,6 +70,7 @@ def not_deterministic(probe: Probe) -> Flag | None:
     apart = float(torch.linalg.vector_norm(again - probe.clean, dim=1).max() / scale)
     if apart > REPEAT:
         said = f"two embeddings of the same image are {apart:.2g} apart: the model changes while it is attacked"
+        said += f"; it was attacked through means over {probe.draws} draws" if probe.draws > 1 else ""
         return Flag("not-deterministic", said, apart, REPEAT)
     return None
 

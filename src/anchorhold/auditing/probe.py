@@ -54,6 +54,7 @@ class Probe:
     strong: Mapping[str, Any] = field(default_factory=dict)  # the `doubts` of a strong audit
     differentiable: bool = True  # whether the model gives gradients
     queries: int = 0  # of each attack of the audit, where it took no gradients
+    draws: int = 1  # of a random model, over which `embed` is the mean
 
     @cached_property
     def clean(self) -> Tensor:

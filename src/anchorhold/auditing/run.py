@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from ..attacks.goal import Goal
@@ -162,6 +163,9 @@ def audit(
             stack.enter_context(one_writer(out, ranks, report))
         stack.enter_context(living_on(victim, where))
         stack.enter_context(repeatable())
+        # A random model draws from torch: the same each time, and your generators stay as they were.
+        stack.enter_context(torch.random.fork_rng([where] if where.type == "cuda" else []))
+        torch.manual_seed(seed)
         view = stack.enter_context(frozen(victim, fast))
         second = None
         if other is not None:
@@ -232,7 +236,11 @@ def _audited(
         protocols=outcomes,
         runs=tuple(rows),
         flags=(),
-        notes=(*subject.material.remarks, *(note for each in outcomes.values() for note in each.notes)),
+        notes=(
+            *_on_draws(model),
+            *subject.material.remarks,
+            *(note for each in outcomes.values() for note in each.notes),
+        ),
         seconds=spent + sum(run.seconds for run in rows) + time.monotonic() - begun,
         image_steps=sum(run.image_steps for run in rows),
         clean_rows=clean_rows,
@@ -249,6 +257,12 @@ def _audited(
     cost = "queries" if settings.method in VALUES_ONLY else "image-steps"
     report.say(f"audited in {duration(found.seconds)}: {found.image_steps:,} {cost}{together}")
     return found
+
+
+def _on_draws(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note where the model is random."""
+    draws = model.get("draws")
+    return (f"the model is random: each embedding is the mean over {draws} draws",) if draws else ()
 
 
 def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:

@@ -22,6 +22,7 @@ from ..model.wrap import Victim, fingerprint_of, hub_of
 from ..random import Key
 from ..scores import interval, resampled_means
 from ..version import __version__
+from .draws import averaged, draws_needed
 from .ensemble import Surrogate
 from .inputs import Material, sample
 from .outcomes import ColumnValue
@@ -65,12 +66,17 @@ def subject_of(
     """Embed both sides, draw the samples, and find existing shards."""
     key = Key.of(settings.seed)("audit")
     embed = chunked(connected(view), settings.batch)
+    draws = _draws(embed, material) if gives_gradients(model) else 1  # each query of a function may cost
+    if draws > 1:
+        embed = averaged(embed, draws)
+        report.say(f"the model is random: each embedding is the mean over {draws} draws")
     scene = material.scene(*_embedded(embed, material, settings.batch))
     attacked = {
         "query": sample(material.labels, settings.limit, key("sample")),
         "gallery": sample(material.gallery_labels, settings.limit, key("sample")),
     }
     about = {"model": _described(model, scene), "data": material.describe()}
+    about["model"] |= {"draws": draws} if draws > 1 else {}
     about["data"]["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
     shared = {name: value for name, value in asdict(settings).items() if name not in _ADDED}
     made_with = {**shared, "model": about["model"]["weights"], "data": about["data"], "device": device.type}
@@ -78,6 +84,16 @@ def subject_of(
     items = max(len(material.labels), len(material.gallery_labels))
     shards = Shards(out, made_with, material.query.ranks, items)
     return Subject(model, embed, material, scene, settings, attacked, key, precision, shards, report, about)
+
+
+def _draws(embed: Embed, material: Material) -> int:
+    """How many draws of the model make one embedding; ranks must agree."""
+    few = next(material.gallery.plain(torch.arange(min(16, len(material.gallery_labels))), 16), None)
+    try:
+        found = 1 if few is None else draws_needed(embed, few)
+    except Exception:  # a model that fails is reported where it is used
+        return 1
+    return int(material.query.ranks.agreed({"draws": found})["draws"])
 
 
 def surrogate_of(model: nn.Module, view: Embed, material: Material, batch: int) -> Surrogate:
