@@ -18,7 +18,7 @@ strong audit never reports more robustness than the standard one. There are no s
     square      1,000 queries without gradients, on the scale-free objective
 
 Why a wrong neighbour has members of its own: the nearest items change from step to step, so its gradient jumps. Signed
-steps from any start miss up to a tenth of what means of gradients find; 500 steps find hardly more than 100.
+steps from many starts miss what means of gradients find, and more steps from one start find little more.
 
 A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, for a
 wrong neighbour 979, and 100 more with a second model. Over the eight goals behind ERS that is 4,100 steps and 8,000
