@@ -5,12 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import anchorhold as ah
+from anchorhold.auditing.evidence import flags_of
 from anchorhold.auditing.one_image import attack_one
 from anchorhold.auditing.realisable import levels_within
+from anchorhold.auditing.receipts import digest
 from anchorhold.auditing.verifying import verify
 from anchorhold.config.recipes import settings_from
 from anchorhold.errors import SettingsError
@@ -32,6 +36,12 @@ def test_a_training_takes_the_radius_and_keeps_its_number_of_steps() -> None:
     told = against(ah.Threat(eps=0.1, steps=3, alpha=0.05, start="random"), settings).defence
     assert (told.eps, told.steps, told.alpha, told.start) == (0.1, 3, 0.05, "random")
     assert replace(wide, eps=own.eps, alpha=own.alpha) == own
+    assert against("standard", settings).defence.eps == 8 / 255
+    for wrong in ({"start": "tiny"}, {"start": "foo"}):
+        with pytest.raises(SettingsError, match="start"):
+            against(ah.Threat(**wrong), settings)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="give its ε"):
+        settings_from("hm-lga", {"data": {"name": "cub", "root": "x"}, "defence": {"norm": "l2"}})
     with pytest.raises(SettingsError, match="natural has no attack"):
         against(ah.Threat(), settings_from("natural", {"data": {"name": "digits"}}))
 
@@ -74,6 +84,14 @@ def test_l2_receipts_are_verified_and_longer_changes_are_not(tmp_path: Path) -> 
     place.write_text(json.dumps(told | {"eps": 0.05}))
     problems = verify(tmp_path / "a/receipts", model, digits, device="cpu").problems
     assert any("from its sample" in each for each in problems)
+    forged = told | {"eps": 0.05}  # with hashes made again, only the images themselves tell
+    for name, entries in forged["receipts"].items():
+        for entry in entries:
+            pixels = np.asarray(Image.open(tmp_path / "a/receipts" / entry["file"]))
+            entry["hash"] = digest(forged, name, entry, pixels.reshape(*pixels.shape[:2], -1))
+    place.write_text(json.dumps(forged))
+    problems = verify(tmp_path / "a/receipts", model, digits, device="cpu").problems
+    assert any("from its sample" in each for each in problems) and not any("hash" in each for each in problems)
     place.write_text(json.dumps(told | {"norm": "l1"}))
     with pytest.raises(ah.AnchorholdError, match="norm is 'l1'"):
         verify(tmp_path / "a/receipts", model, digits, device="cpu")
@@ -101,3 +119,35 @@ def test_the_command_line_takes_a_norm(tmp_path: Path, capsys: Any, monkeypatch:
         ah.load("m.safetensors"), "3", ah.dataset("digits"), "ES", threat=ah.Threat(0.3, "l2", 3), device="cpu"
     )
     assert "L2 ε 0.3" in str(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "norm"), [("cw", "l2"), ("square", "l2"), ("nes", "linf"), ("square", "linf")])
+def test_a_healthy_model_has_no_flag_about_gradients(tmp_path: Path, method: Any, norm: Any) -> None:
+    few = {"train.epochs": 2, "model.dim": 16}
+    run = ah.fit(None, "digits", "natural", tmp_path / "run", overrides=few, device="cpu")
+    threat = ah.Threat(0.5 if norm == "l2" else 0.1, norm)
+    quick = {**QUICK, "limit": 40, "examine": flags_of, "steps": 8, "protocols": "corrected"}
+    found = ah.audit(ah.load(run.path), "digits", attacks=["ES"], method=method, threat=threat, **quick)
+    assert not {flag.name for flag in found.flags} & {"steps-do-not-hurt", "noise-as-strong", "eps-does-not-hurt"}
+
+
+@pytest.mark.medium
+def test_a_training_that_attacked_nothing_says_so(tmp_path: Path) -> None:
+    quick = {"train.epochs": 1, "model.dim": 8, "defence.steps": 2}
+    slow = ah.fit(None, "digits", "hm-lga", tmp_path / "a", overrides={**quick, "optimiser.lr": 1e-9}, device="cpu")
+    flags = slow.read_json().get("flags") or []
+    assert (slow.read_json()["image_steps"] == 0) == ("no-attack" in [flag["name"] for flag in flags])
+    pulled = ah.fit(None, "digits", "minmax", tmp_path / "b", overrides=quick, device="cpu")
+    assert pulled.read_json()["image_steps"] > 0 and not pulled.read_json().get("flags")
+
+
+@pytest.mark.medium
+def test_an_estimate_leaves_the_loss_that_it_is_given_alone() -> None:
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    torch.manual_seed(0)
+    own = losses.ProxyAnchorLoss(5, 16)
+    before = {name: value.clone() for name, value in own.state_dict().items()}
+    changes = {"defence.loss": own, "model.dim": 16, "train.epochs": 1}
+    ah.estimate(None, "digits", "natural", overrides=changes, device="cpu", seconds=0.5)
+    assert all(torch.equal(before[name], value) for name, value in own.state_dict().items())

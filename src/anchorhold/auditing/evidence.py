@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..console import duration
 from ..model.no_gradients import gives_gradients
-from ..perturb.settings import VALUES_ONLY
+from ..perturb.settings import VALUES_ONLY, Threat
 from ..scores import Interval
 from . import flags
 from .result import Audit
@@ -44,7 +44,10 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
     }
     values = {name: score.value for name, score in known.items()}
     doubts = (evidence.audit.strong or {}).get("doubts", {})
-    cost, runs = flags.image_steps_at_most(settings.ball, settings.budget, len(images)), evidence.audit.runs
+    # The checks climb by PGD, whatever the method of the audit was.
+    usual = settings.method == "pgd" or not settings.steps
+    budget = settings.budget if usual else Threat(settings.eps, settings.norm, alpha=None).budget
+    cost, runs = flags.image_steps_at_most(settings.ball, budget, len(images)), evidence.audit.runs
     climbs = gives_gradients(subject.model)
     if climbs and cost and (spent := sum(run.image_steps for run in runs)):
         # With few queries the checks are most of the work, so say beforehand how long they take.
@@ -57,7 +60,7 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
             subject.scene,
             ids,
             settings.ball,
-            settings.budget,
+            budget,
             subject.key("flags"),
             intervals=spans,
             measured=values,

@@ -27,6 +27,7 @@ from ..model.chunked import chunked
 from ..model.frozen import embed_images, frozen
 from ..model.wrap import as_victim
 from ..perturb.ball import Ball
+from ..perturb.settings import check_l2
 from ..random import Key
 from ..runs.writing import atomic
 from .classes import part_of
@@ -117,6 +118,7 @@ def attack_list(
     check(queries >= 1, f"queries must be at least 1, got {queries}")
     check(batch >= 1, f"batch must be at least 1, got {batch}")
     check(limit >= 0, f"limit must not be negative, got {limit}; 0 attacks all")
+    check_l2(eps, norm)
     ball, report, key = Ball(eps, norm), report or Silent(), Key.of(seed)("list attack")
     model = as_victim(search) if isinstance(search, nn.Module) else None
     if model is None and not callable(search):

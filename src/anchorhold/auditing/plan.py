@@ -94,11 +94,11 @@ class AuditSettings:
         check(self.resamples >= 1, f"resamples must be at least 1, got {self.resamples}")
         check(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
         _, start = self.ball, self.budget.start  # they check the rest
-        who = f"{self.method.upper()} starts" if self.method != "pgd" else "this budget starts"
+        who = f"{self.method.upper()} starts" if self.method != "pgd" else "this threat starts"
         check(
             self.seeds == 1 or start == "random",
             f"seeds = {self.seeds} needs a random start, but {who} at the clean image; leave seeds out, "
-            "or use PGD with a random start, such as budget adml",
+            "or use PGD with a random start, such as threat adml",
         )
 
     @property

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from ..defences.own import own_defence, settings_type
 from ..defences.settings import REFUSED
 from ..errors import SettingsError, brief, check, nearest
-from ..extensions import RECORD, Named, Origin, code_named_in, is_code, named
+from ..extensions import RECORD, Named, Origin, code_named_in, is_code, named, names_code
 from .numbers import parse_number
 from .settings import DEFENCE_SETTINGS, Settings
 from .synonyms import meant
@@ -179,4 +179,4 @@ def _free(value: Any, path: str, origin: Origin) -> Any:
         return _coerce(text, float, path, origin)
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return named(value, origin, path) if is_code(value) else value
+    return named(value, origin, path) if names_code(value) else value

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from ..errors import check, nearest
 from ..extensions import Named
-from ..perturb.settings import Budget, check_radius
+from ..perturb.settings import Budget, check_l2, check_radius
 from .choices import LOSS_NAMES, SAMPLER_NAMES, LossSettings, chosen
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Inner:
         check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
         check(self.steps <= 10_000, f"defence.steps must be at most 10,000, got {self.steps}")
         check_radius(self.eps, self.norm)
+        check_l2(self.eps, self.norm)
 
     @property
     def ball(self) -> "Ball":
@@ -103,7 +104,9 @@ class HardnessSettings(LossSettings, Inner):
     rise: Annotated[float, "Added to the destination's hardness, or to the source's if both have one sampler."] = 0.0
     ics: Annotated[float, "Weight (λ) of the intra-class structure term, 0.5 in the paper; 0 leaves it out."] = 0.0
     members: Annotated[Members, "Which images of a triplet move; turns alternates candidates and anchors."] = "all"
-    loss: Annotated[Named | str, "Training loss of the perturbed triplets; lga goes by the triplet loss."] = "triplet"
+    loss: Annotated[
+        Named | str, "Training loss of the perturbed triplets; lga goes by the triplet loss.", ("triplet",)
+    ] = "triplet"
     gradual: Annotated[Named | str, "Shape of the gradual function of lga.", GRADUAL_NAMES] = "linear"
     u: Annotated[float, "Previous loss at which gradual functions begin to rise; 0 is the margin."] = 0.0
     power: Annotated[float, "Exponent of the power shape."] = 2.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..columns import NOT_PERCENT, pixel_fraction
+from ..columns import NOT_PERCENT, pixel_fraction, radius
 from ..console import shown
 from ..errors import RunError, SettingsError
 from ..runs.audits import attack_in_words, read_audit
@@ -127,7 +127,8 @@ def _results(info: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Any]
     eps = number(dig(facts, "settings", "eps"))
     if eps is None:
         return
-    threat = {"eps": pixel_fraction(eps), "norm": "linf"}
+    norm = str(dig(facts, "settings", "norm") or "linf")
+    threat = {"eps": pixel_fraction(eps) if norm == "linf" else f"{eps:g}", "norm": norm}
     for protocol, outcome in _table(dig(facts, "protocols")).items():
         yield from result(
             "ers", f"ERS, {shown(protocol)}", _value(dig(outcome, "ers")), protocol=shown(protocol), **threat
@@ -232,7 +233,7 @@ def _training(config: Mapping[str, Any], info: Mapping[str, Any]) -> str:
     rows = {
         "Recipe": dig(settings, "recipe"),
         "Defence": dig(settings, "defence", "name"),
-        "ε in training": None if (eps := number(dig(settings, "defence", "eps"))) is None else pixel_fraction(eps),
+        "ε in training": None if (eps := number(dig(settings, "defence", "eps"))) is None else _radius(eps, settings),
         "Images": f"{dig(info, 'data', 'name')}, {_count(number(images.get(0)))} for training",
         "Initial weights": f"{start['source']}{mark}" if dig(start, "source") else None,
         "Initial model": dig(info, "model", "hub"),
@@ -293,3 +294,7 @@ def _of(part: float | None, whole: float | None) -> str:
 def _text(value: Any) -> str:
     """A value as plain text on one line: names may contain anything, and Markdown must not run it."""
     return _MARKDOWN.sub(r"\\\1", shown(str(value))[:500])
+
+
+def _radius(eps: float, settings: Any) -> str:
+    return radius(eps, str(dig(settings, "defence", "norm") or "linf")).removeprefix("ε ")

@@ -10,7 +10,19 @@ from ..schedules import Schedule, falling
 if TYPE_CHECKING:
     from .ball import Ball
 
-__all__ = ["THREATS", "VALUES_ONLY", "Budget", "Keep", "Norm", "Rule", "Start", "Threat", "check_radius", "threat_of"]
+__all__ = [
+    "THREATS",
+    "VALUES_ONLY",
+    "Budget",
+    "Keep",
+    "Norm",
+    "Rule",
+    "Start",
+    "Threat",
+    "check_l2",
+    "check_radius",
+    "threat_of",
+]
 
 Norm = Literal["linf", "l2"]
 Start = Literal["zero", "random", "tiny"]
@@ -72,6 +84,14 @@ def check_radius(eps: float, norm: str, low: float = 0.0, high: float = 1.0) -> 
     )
 
 
+def check_l2(eps: float, norm: str) -> None:
+    """Refuse the usual ε of Linf in L2, where it is no attack at all."""
+    check(
+        norm != "l2" or eps != LINF_EPS,
+        "8/255 is the usual ε of Linf; L2 measures the whole image: give its ε, such as 0.5 for small images",
+    )
+
+
 LINF_EPS, STEPS = 8 / 255, 32  # of all papers but ADML
 
 
@@ -98,10 +118,9 @@ class Threat:
 
     def __post_init__(self) -> None:
         check_radius(self.eps, self.norm)
-        check(
-            self.norm != "l2" or self.eps != LINF_EPS,
-            "8/255 is the usual ε of Linf; L2 measures the whole image: give its ε, such as 0.5 for small images",
-        )
+        check_l2(self.eps, self.norm)
+        words = get_args(Start)
+        check(self.start in words, f"start {self.start!r}; {nearest(str(self.start), words)}")
         for name in ("steps", "alpha"):
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)

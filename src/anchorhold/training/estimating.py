@@ -14,8 +14,9 @@ from ..console import Report, Silent
 from ..device import device_named
 from ..distributed import started
 from ..errors import RunError, check
+from ..perturb.settings import Threat
 from .forecasting import Forecast, forecast
-from .preparing import build_model, prepared
+from .preparing import against, build_model, prepared
 
 __all__ = ["Forecast", "estimate"]
 
@@ -30,6 +31,7 @@ def estimate(
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
     defence: Callable[..., Any] | str | None = None,
+    threat: Threat | str | None = None,
     row: str = "",
     device: str = "auto",
     seconds: float = SECONDS,
@@ -46,6 +48,7 @@ def estimate(
         settings: the whole settings, instead of recipe and overrides.
         overrides: changes to the recipe, such as {"train.epochs": 3}.
         defence: your own, as in `fit`.
+        threat: as in `fit`.
         row: the published row that the settings belong to.
         device: auto, cpu, cuda or cuda:N.
         seconds: about how long steps are timed.
@@ -56,6 +59,7 @@ def estimate(
         raise RunError("an estimate is made in one process: leave out torchrun")
     report = report or Silent()
     data, chosen, given, notes = prepared(model, data, recipe, settings, overrides, defence, row)
+    chosen = chosen if threat is None else against(threat, chosen)
     for note in data.notes:
         report.say(note)
     own = given or build_model(chosen, data)

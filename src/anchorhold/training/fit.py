@@ -55,7 +55,7 @@ def fit(
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
     defence: Callable[..., Any] | str | None = None,
-    threat: Threat | None = None,
+    threat: Threat | str | None = None,
     row: str = "",
     device: str = "auto",
     report: Report | None = None,

@@ -23,7 +23,7 @@ from ..model.wrap import fingerprint_of
 from ..runs.folder import EXPORT
 from ..schedules import falling
 from .evaluation import summary
-from .safety import check_finite, judge_canary, stop_on_signal
+from .safety import check_finite, judge_attacks, judge_canary, stop_on_signal
 from .timing import Estimate
 from .trainer import Trainer
 
@@ -178,6 +178,7 @@ def judge_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
 def export(trainer: Trainer) -> None:
     """Write the model and mark the run as done."""
     run, at = trainer.run, trainer.at
+    judge_attacks(run, trainer.settings.defence, at, trainer.report)
     if run.writes:
         with trainer.average.lent(), trainer.tuning.merged():
             trainer.model.save(run.path / EXPORT)

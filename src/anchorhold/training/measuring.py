@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from ..defences.step import Batch, Step
 from ..device import precise
 from ..distributed import Ranks
 from ..errors import ModelError, lacks_memory
-from ..extensions import reason_of
+from ..extensions import Named, reason_of
 from ..model.embedder import Embedder
 from ..model.trainable import Trainable
 from ..model.tuning import Tuning
@@ -62,7 +62,7 @@ def measure(
 ) -> Measured:
     """Time steps of growing batches for about `budget` seconds; one step with two pairs is always taken."""
     try:
-        model = copy.deepcopy(model)
+        model, settings = copy.deepcopy(model), _with_copies(settings)
     except Exception as error:  # a module of the user may refuse in any way
         if lacks_memory(error):
             raise
@@ -82,6 +82,14 @@ def measure(
         fixed = trial.fixed  # what does not grow with the batch
         grown = max(peak - before - fixed, 0) * whole / found.pairs
         return replace(found, memory=round(fixed + grown))
+
+
+def _with_copies(settings: Settings) -> Settings:
+    """The settings with copies of the objects in them: the parameters of a loss must not be trained by a trial."""
+    own = {f.name: getattr(settings.defence, f.name) for f in fields(settings.defence)}
+    made = {name: each for name, each in own.items() if isinstance(each, Named) and each.made}
+    copies = {name: Named(str(each), copy.deepcopy(each.thing)) for name, each in made.items()}
+    return replace(settings, defence=replace(settings.defence, **copies)) if copies else settings
 
 
 def _growing(trial: "_Trial", whole: int, budget: float) -> Measured:

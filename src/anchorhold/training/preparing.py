@@ -19,7 +19,7 @@ from ..model.embedder import Embedder
 from ..model.encoders import preset_of
 from ..model.preprocessing import preprocessing_of
 from ..model.trainable import Trainable, trainable
-from ..perturb.settings import Threat
+from ..perturb.settings import Threat, threat_of
 from .suited import suited
 
 __all__ = [
@@ -99,9 +99,10 @@ def _with_defence(overrides: Mapping[str, Any], defence: Callable[..., Any] | st
     return {**changes, "defence": {**given, "name": defence if isinstance(defence, str) else name_of(defence)}}
 
 
-def against(threat: Threat, settings: Settings) -> Settings:
+def against(threat: Threat | str, settings: Settings) -> Settings:
     """The settings with another threat; a step that it leaves open keeps its share of ε, or crosses an L2 ball."""
-    own = settings.defence
+    threat, own = threat_of(threat), settings.defence
+    check(threat.start != "tiny", "a training starts at the clean image or at random: set start to zero or random")
     check(
         isinstance(own, Inner),
         f"{to_dict(settings)['defence']['name']} has no attack inside that takes a threat: leave it out",

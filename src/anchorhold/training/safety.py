@@ -8,6 +8,7 @@ from typing import Any
 
 from ..config.settings import Settings
 from ..console import Report
+from ..defences.settings import Inner
 from ..errors import RunError
 from ..runs.fields import dig
 from ..runs.folder import Run
@@ -66,6 +67,17 @@ def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
             "dropping finished units; train with --set train.precision=fp32 --set train.compile=off"
         )
         _flag(run, report, "canary", row["epoch"], text, gap)
+
+
+def judge_attacks(run: Run, defence: Any, at: Progress, report: Report) -> None:
+    """Flag a finished training with a defence whose attack never moved an image: the model is not hardened."""
+    meant = isinstance(defence, Inner) and defence.eps > 0 and defence.steps > 0 and getattr(defence, "raises", True)
+    if meant and run.writes and not at.image_steps:
+        text = (
+            "no image was attacked in training, so this model is not hardened; hm-lga begins to attack once the loss "
+            "falls: train longer, or raise optimiser.lr (1e-3 suits a network with random weights)"
+        )
+        _flag(run, report, "no-attack", at.epoch, text, 0.0)
 
 
 def judge_features(run: Run, start: float | None, row: Mapping[str, Any], report: Report) -> None:

@@ -203,7 +203,9 @@ def _trained(
     """Train a run unless it is trained; returns whether it has a model, which a collapsed run has not."""
     module = None if modules is None else modules.new(settings.train.seed)
     if module is not None:
-        settings = settings_for(trainable(module, settings.model.freeze_batchnorm), data, settings)
+        settings = settings_for(
+            trainable(module, settings.model.freeze_batchnorm, settings.model.train), data, settings
+        )
     begun = (path / "run.json").exists()
     # The user named this code and these weights in this call.
     allowed = frozenset((*code_named_in(to_dict(settings)), settings.model.weights))
