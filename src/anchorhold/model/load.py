@@ -69,7 +69,7 @@ def load_model(
 
     Saved models have their own mean, std and size. The defaults are ImageNet's for a weights file, those of its
     training for a timm name, and none for your own module. FILE may be hf:owner/name too. `origin` says who gave the
-    name. What only a record names is neither called, nor loaded, nor downloaded.
+    name. What only a record names is not called or loaded; of weights, only timm's own names are fetched.
     """
     model = _find(spec, mean, std, size, origin)
     return model if device is None else model.to(device)

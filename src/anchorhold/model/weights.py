@@ -238,7 +238,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
     except Exception as error:  # timm, the hub or the network may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"could not download the weights {tag!r} ({reason}); give a weights file instead: weights='FILE'"
+            f"could not download the weights {tag!r} ({reason}); give a file: weights='FILE', --weights FILE"
         ) from None
     state: dict[str, Tensor] = model.state_dict()
     return state

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..config.build import to_dict
 from ..console import Advance
 from ..defences.settings import Inner
 from ..defences.step import Batch
 from ..errors import Interrupted
+from ..extensions import code_named_in
 from ..model.trainable import Trainable
 from ..model.weights import digest
 from ..model.wrap import fingerprint_of
@@ -152,6 +154,7 @@ def stop_if_asked(trainer: Trainer, stopping: Callable[[], bool]) -> None:
         trainer.run.update_json(status="interrupted")
         raise Interrupted(
             f"stopped and saved at step {trainer.at.step}; to resume: anchorhold resume {quote(str(trainer.run.path))}"
+            + "".join(f" --allow {quote(name)}" for name in dict.fromkeys(code_named_in(to_dict(trainer.settings))))
         )
 
 
