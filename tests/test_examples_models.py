@@ -37,10 +37,10 @@ def test_a_mobilenet_is_hardened_on_a_folder() -> None:
     assert found["hardened"][0] > found["start"][0] - 5
 
 
-def test_a_vit_trains_with_adapters_on_a_folder() -> None:
-    """Better than its control. Against its start the gain (3 points, 128 queries) is within noise: not claimed."""
+def test_a_vit_is_hardened_with_adapters_on_a_folder() -> None:
     found = printed("harden_vit_lora.py")
-    assert found["hardened"][1] > found["control"][1] and found["hardened"][0] > found["start"][0] - 5
+    assert found["hardened"][1] > max(found["start"][1], found["control"][1]) + 10
+    assert found["hardened"][0] > found["start"][0] - 5
 
 
 def test_encoders_are_audited() -> None:

@@ -248,5 +248,6 @@ def test_a_quantised_model_is_caught_by_flags_and_beaten_by_bpda(tmp_path: Path)
     assert any("BPDA" in note and "levels" in note for note in through.notes) and not any(
         "BPDA" in note for note in hidden.notes
     )
-    black = ah.audit(ah.wrap(net, before=levels, gradients=False), data, **{**options, "steps": 300})
+    queries = {**options, "steps": 300, "alpha": None}
+    black = ah.audit(ah.wrap(net, before=levels, gradients=False), data, **queries)
     assert black.protocols["corrected"].columns["margin"].value < left[1] - 30

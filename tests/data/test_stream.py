@@ -413,7 +413,9 @@ def test_ctrl_c_in_a_terminal_saves_and_leaves_no_process(tmp_path: Path) -> Non
     root, out = photos(tmp_path / "photos", classes=8), tmp_path / "run"
     changes = {**FIT, "data": {**FIT["data"], "store": "stream", "workers": 2}, "train": {"epochs": 5000}}
     command = [sys.executable, "-c", RUN, str(root), str(out), repr(changes)]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    quiet = {**os.environ, "PYTHONWARNINGS": "ignore::UserWarning"}  # 5,000 epochs take long, and it would say so
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    child = subprocess.Popen(command, **pipes, start_new_session=True, env=quiet)
     assert child.stdout is not None and child.stdout.readline().startswith("about")
     os.killpg(child.pid, signal.SIGINT)
     said, errors = child.communicate(timeout=60)
