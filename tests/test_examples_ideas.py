@@ -103,11 +103,20 @@ def test_the_sampler_draws_near_negatives(ideas: ModuleType) -> None:
 
 
 @pytest.mark.medium
-def test_the_sampler_by_name(ideas: ModuleType, tmp_path: Path) -> None:
-    changes = {"defence": {"sampler": "ideas:near"}, "train": {"epochs": 1}, "data": {"name": "digits"}}
-    run = ah.fit(None, "digits", "natural", tmp_path / "run", overrides=changes, device="cpu")
-    info = run.read_json()
-    assert info["status"] == "done" and info["settings"]["defence"]["sampler"] == "ideas:near"
+def test_the_sampler_by_name(ideas: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    changes = {"defence": {"sampler": "ideas:near"}, "train": {"epochs": 1}}
+    run = ah.fit(None, "digits", "natural", "python", overrides=changes, device="cpu")
+    words = ["train", "digits", "--recipe", "natural", "--set", "defence.sampler=ideas:near", "--epochs", "1"]
+    code, _, err = told(monkeypatch, capsys, *words, "--out", "command", "--device", "cpu")
+    assert code == 0, err
+    for folder in (run.path, Path("command")):
+        info = json.loads((folder / "run.json").read_text())
+        assert info["status"] == "done" and info["settings"]["defence"]["sampler"] == "ideas:near"
+    one, two = (ah.load(folder).state_dict() for folder in (run.path, "command"))
+    usual = ah.fit(None, "digits", "natural", "usual", overrides={"train": {"epochs": 1}}, device="cpu")
+    other = ah.load(usual.path).state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize(

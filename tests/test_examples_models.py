@@ -47,3 +47,9 @@ def test_encoders_are_audited() -> None:
     found = printed("audit_encoders.py")
     assert set(found) == {"open_clip", "transformers"}
     assert all(clean > 70 and attacked < 20 for clean, attacked in found.values())
+
+
+def test_data_in_any_form_hardens_a_module_with_dropout_tied_weights_and_a_narrow_input() -> None:
+    found = printed("any_data.py")
+    assert found["hardened"][1] > found["start"][1] + 5 and found["hardened"][0] > found["start"][0] - 5
+    assert found["hardened"] == found["as a Dataset"] == found["as a DataLoader"]
