@@ -41,6 +41,7 @@ def pictures():
 
 whole = birds()
 
+def ours(): return ah.dataset("digits")
 def folder(root): return root
 def nothing(): return None
 def fails(): raise OSError("the disk is gone")
@@ -170,6 +171,14 @@ def test_pictures_of_a_data_set_of_yours_are_resized_as_the_recipe_says(here: Pa
     run = ah.fit(None, "flock:pictures", "natural", here / "run", overrides=overrides, device="cpu")
     found = ah.audit(ah.load(run.path), "flock:pictures", limit=5, steps=1, attacks=["ES"], resamples=5, examine=None)
     assert (found.data["query"]["resize"], found.data["query"]["crop"]) == (10, 8) and found.data["classes"] == 2
+
+
+def test_a_data_set_of_yours_in_memory_is_trained_on_as_it_is(here: Path) -> None:
+    made = ah.dataset("flock:ours")
+    assert made.as_given and not ah.dataset("digits").as_given
+    run = ah.fit(None, "flock:ours", "natural", here / "run", overrides=SHORT, device="cpu")
+    told = run.read_json()["settings"]["data"]
+    assert (told["resize"], told["crop"]) == (0, 0)
 
 
 def test_a_folder_with_a_colon_in_its_name_is_a_folder(here: Path) -> None:

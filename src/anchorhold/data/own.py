@@ -60,9 +60,10 @@ def own_dataset(
     train, test = (
         replace(split, name=f"{thing}/{part}") for part, split in (("train", data.train), ("test", data.test))
     )
-    return replace(data, name=name, train=train, test=test, root="" if root is None else str(root)).holding_out(
-        held_out
-    )
+    # A data set of yours with its images in memory is trained on as it is, like tensors.
+    as_given = data.as_given or (isinstance(found, Dataset) and train.images is not None)
+    where = "" if root is None else str(root)
+    return replace(data, name=name, train=train, test=test, root=where, as_given=as_given).holding_out(held_out)
 
 
 def _called(name: str, function: Any, root: Mapping[str, Any], seed: int, options: Mapping[str, Any]) -> Any:
