@@ -113,6 +113,12 @@ def attack_list(
         device: of a model: auto, cpu, cuda or cuda:N.
         resize, crop: override the preprocessing of files.
         report: receives progress messages.
+
+    >>> from anchorhold import Embedder, dataset
+    >>> model = Embedder("small", 8, channels=1, size=8)
+    >>> found = attack_list(model, dataset("digits"), k=5, queries=20, limit=4, eps=0.1, device="cpu")
+    >>> found.curve[0][0], found.curve[-1][0] <= 20
+    (1, True)
     """
     check(k >= 1, f"k must be at least 1, got {k}")
     check(queries >= 1, f"queries must be at least 1, got {queries}")

@@ -112,7 +112,13 @@ def audit(
         classes: unseen or all, of data without a test split that the model was trained on.
         resamples: number of bootstrap resamples.
         examine: computes the flags; None skips them.
-        report: receives progress and messages, such as `ah.Console()`; None is silent.
+        report: receives progress messages.
+
+    >>> from anchorhold import Embedder, dataset
+    >>> model = Embedder("small", 8, channels=1, size=8)
+    >>> quick = {"attacks": ["ES"], "limit": 4, "steps": 1, "resamples": 9, "examine": None, "device": "cpu"}
+    >>> list(audit(model, dataset("digits"), **quick).protocols)
+    ['published', 'corrected']
     """
     _check_place(out, strength)
     chosen, own = _chosen(attacks)

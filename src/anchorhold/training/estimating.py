@@ -53,6 +53,9 @@ def estimate(
         device: auto, cpu, cuda or cuda:N.
         seconds: about how long steps are timed.
         report: receives messages; None is silent.
+
+    >>> estimate(None, "digits", "natural", device="cpu", seconds=0).epochs
+    15
     """
     check(seconds >= 0, f"seconds must not be negative, got {seconds}")
     if started()[1] > 1:

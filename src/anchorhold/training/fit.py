@@ -83,6 +83,12 @@ def fit(
         report: receives progress and messages, such as `ah.Console()`; None is silent.
         replace_run: whether an existing run in `out` may be overwritten.
         callbacks: told about every epoch and the end (`ah.Callback`): objects, "tensorboard", or `module:thing`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     run = fit(None, "digits", "natural", f"{place}/run", overrides={"train.epochs": 1}, device="cpu")
+    ...     run.read_json()["status"]
+    'done'
     """
     told = callbacks_of(callbacks)
     data, settings, given, notes = prepared(model, data, recipe, settings, overrides, defence, row)
