@@ -431,7 +431,7 @@ def test_imagenet_without_network_fails_soon(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("socket.create_connection", _unreachable)
     monkeypatch.setattr("urllib.request.getproxies", dict)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match=r"resnet18\.tv_in1k.*give a weights file"):
+    with pytest.raises(ModelError, match=r"resnet18\.tv_in1k.*give a file"):
         Embedder("resnet18", 4, "imagenet")
     assert constants.HF_HUB_OFFLINE is False or os.environ.get("HF_HUB_OFFLINE")
 

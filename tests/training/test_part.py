@@ -249,16 +249,16 @@ def test_a_part_of_the_command_line(tall: Any, tmp_path: Path, monkeypatch: pyte
 
     from anchorhold.cli.main import app
 
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "part_of_mine.py").write_text(
         "from torch import nn\n\n"
         "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 8))\n"
     )
     monkeypatch.chdir(tmp_path)
-    command = "train digits --recipe natural --model mine:net --out run --epochs 1 --device cpu"
+    command = "train digits --recipe natural --model part_of_mine:net --out run --epochs 1 --device cpu"
     command += " --set model.train=lora --set model.lora_rank=2 --set batch.pairs=64 --set train.collapse_warmup=9"
     done = CliRunner().invoke(app, command.split())
     assert done.exit_code == 0, done.output
     assert "296 of 1,336 parameters train: adapters of rank 2 on 1 layer; in full 3" in done.output
     from anchorhold.model.load import load_model
 
-    assert isinstance(load_model("mine:net=run"), Trainable)
+    assert isinstance(load_model("part_of_mine:net=run"), Trainable)
