@@ -32,6 +32,11 @@ def load(path: str | Path, device: str | torch.device = "cpu", *, module: nn.Mod
             open_clip:NAME/TAG, transformers:OWNER/NAME or timm:NAME, with its own weights and preprocessing.
         device: where the model is put.
         module: your own module, where one was trained: a file holds its weights, and never code.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     load(Embedder("small", 8, channels=1, size=8).save(f"{place}/m.safetensors")).config["dim"]
+    8
     """
     named = isinstance(path, str) and (is_encoder(path) or path.startswith("timm:")) and not Path(path).exists()
     if named and module is None:
