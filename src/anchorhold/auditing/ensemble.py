@@ -49,7 +49,7 @@ from ..perturb.methods import METHODS, Method, apgd
 from ..perturb.problem import Objective, Problem
 from ..perturb.settings import Budget
 from ..random import Key
-from .plan import AttackRun
+from .plan import AttackRun, AuditSettings
 
 __all__ = [
     "BLACK",
@@ -63,6 +63,7 @@ __all__ = [
     "Task",
     "for_queries",
     "most_steps",
+    "strengthened",
     "tasks",
 ]
 
@@ -207,6 +208,14 @@ def tasks(runs: Iterable[AttackRun]) -> list[Task]:
     return found
 
 
+def strengthened(settings: AuditSettings, runs: Iterable[AttackRun]) -> list[tuple[Task, int]]:
+    """The goals that the ensemble attacks in this audit, each with its number of ε."""
+    levels = len({*settings.epsilons, settings.ball.eps})
+    every = tasks(runs) if settings.strength == "strong" or settings.epsilons else []
+    recall = [(task, levels) for task in every if task.name == "recall"]
+    return recall + [(task, 1) for task in every if task.name != "recall" and settings.strength == "strong"]
+
+
 class Contest:
     """One batch of samples, and the worst image found for each."""
 
@@ -218,6 +227,10 @@ class Contest:
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
         self.measures = self.initial = self.measure(self.embeddings)
         self.steps = self.queries = 0
+
+    def part(self, which: Tensor) -> "Contest":
+        """These samples (a mask) once more, from their clean images."""
+        return Contest(self.task, self.embed, self.clean[which], self.scene, self.ids[which], self.key)
 
     def measure(self, embeddings: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
         at = slice(None) if rows is None else rows

@@ -43,7 +43,7 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
         if score.low is not None and score.high is not None
     }
     values = {name: score.value for name, score in known.items()}
-    doubts = (evidence.audit.strong or {}).get("doubts", {})
+    doubts = (evidence.audit.strong or evidence.audit.curve or {}).get("doubts", {})
     # The checks climb by PGD, whatever the method of the audit was.
     usual = settings.method == "pgd" or not settings.steps
     budget = settings.budget if usual else Threat(settings.eps, settings.norm, alpha=None).budget

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..console import Silent, duration
-from .ensemble import SQUARE_QUERIES, most_steps, tasks
+from .ensemble import SQUARE_QUERIES, most_steps, strengthened
 from .plan import AttackRun
 from .subject import Subject
 
@@ -37,6 +37,9 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
         attacks = len({run.attack for run in runs})
         ways += [f"fewer attacks (now {attacks})"] if attacks > 1 else []
         ways += ["strength standard"] if settings.strength == "strong" else []
+        ways += (
+            [f"fewer ε in the curve (now {len(settings.epsilons)}; none leaves it out)"] if settings.epsilons else []
+        )
         lines = (
             f"{work:,} image-steps take up to about {duration(seconds)} on this CPU",
             f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",
@@ -57,13 +60,9 @@ def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
         if shards.whole(run.label, run.made_by) is None:
             kept = shards.kept(run.label, len(batches), run.made_by)
             work += settings.budget.steps * sum(len(part) for at, part in enumerate(batches) if at not in kept)
-    several = len({*settings.epsilons, settings.ball.eps})
-    if settings.strength == "strong" or settings.epsilons:
-        for task in tasks(runs):
-            # A query of Square is a forward pass, about a third of a step.
-            harder = most_steps(task.goal) + SQUARE_QUERIES // 3
-            each = harder if settings.strength == "strong" else settings.budget.steps
-            work += several * each * len(subject.attacked[task.goal.side])
+    for task, levels in strengthened(settings, runs):
+        # A query of Square is a forward pass, about a third of a step.
+        work += levels * (most_steps(task.goal) + SQUARE_QUERIES // 3) * len(subject.attacked[task.goal.side])
     return work
 
 

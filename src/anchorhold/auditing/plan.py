@@ -1,7 +1,7 @@
 """The settings of an audit, and the attack runs that follow from them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
 from ..perturb.settings import VALUES_ONLY, Budget, Norm, Start, Threat, threat_of
 
-__all__ = ["NINE", "AttackRun", "AuditSettings", "effort", "runs_of"]
+__all__ = ["NINE", "AttackRun", "AuditSettings", "curve_levels", "effort", "runs_of"]
 
 QUERIES = 1000  # of Square and NES for one image and goal, where no number is given
+SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the threat's ε, where a curve has its points: 1, 2, 4 and 8 of 8/255
 NINE = ("CA+", "CA-", "QA+", "QA-", "TMA", "ES", "LTM", "GTM", "GTT")  # the runs behind ERS's ten columns
 
 
@@ -66,7 +67,7 @@ class AuditSettings:
     start: Start = "zero"
     seeds: int = 1  # number of random starts
     strength: Literal["standard", "strong"] = "standard"
-    epsilons: tuple[float, ...] = ()  # of a curve; eps is always part of it
+    epsilons: tuple[float, ...] = ()  # of the curve of R@1; eps is always part of it
     classes: Literal["unseen", "all"] = "unseen"  # of a folder or CSV that the model was trained on
     norm: Norm = "linf"
 
@@ -77,16 +78,16 @@ class AuditSettings:
         check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
         most = 1.0 if self.norm == "linf" else math.inf
         check(all(0 < e <= most for e in self.epsilons), "each ε of a curve must be above 0 and, for Linf, at most 1")
-        plain = self.strength == "standard" and not self.epsilons
         check(
-            plain or ("corrected" in self.protocols and self.method in ("pgd", *VALUES_ONLY)),
+            (self.strength == "standard" and not self.epsilons)
+            or ("corrected" in self.protocols and self.method in ("pgd", *VALUES_ONLY)),
             "the strong audit and curves start with PGD in the corrected protocol: leave method and protocols out",
         )
         twofold = [name for name in self.attacks if name in ("SPQA+", "SPQA-")]
         check(
-            plain or not twofold,
-            f"{', '.join(twofold)}: the strong audit and curves keep the worst of one measure, and this attack has two "
-            "aims; leave it out there",
+            self.strength == "standard" or not twofold,
+            f"{', '.join(twofold)}: the strong audit keeps the worst of one measure, and this attack has two aims; "
+            "leave it out there",
         )
         check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
         check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
@@ -142,6 +143,20 @@ def effort(method: str, threat: Threat | str, eps: float | None, alpha: float | 
         return replace(known, steps=1, alpha=known.eps)
     usual = CW_STEPS if method == "cw" else QUERIES
     return replace(known, steps=usual if steps is None else steps, alpha=0.0)
+
+
+def curve_levels(
+    epsilons: Sequence[float] | None, threat: Threat, method: str, protocols: Sequence[str], usual: bool
+) -> tuple[float, ...]:
+    """Each ε of the curve of R@1, the smallest first.
+
+    None asks for the default: an eighth, a quarter, a half and all of the threat's ε. An audit has it unless you chose
+    its attacks, a method that the ensemble does not start from, or the published protocol alone.
+    """
+    if epsilons is None:
+        able = usual and method in ("pgd", *VALUES_ONLY) and "corrected" in protocols
+        return tuple(threat.eps * share for share in SHARES) if able and threat.eps and threat.budget_steps else ()
+    return tuple(sorted(set(epsilons)))
 
 
 def runs_of(

@@ -28,17 +28,20 @@ intervals over queries (null where there is none). It contains no paths.
                  seconds}]: one run may serve two protocols; goals {protocol: the settings of the attack, and its
                  published defects}; side query or gallery; start_seed 0, 1 …
     flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
-    curve        if requested: {about, eps [0, …], lines {name: [R@1 …]}, protocol, queries (number of attacked
-                 queries, the same at every ε including 0), attacks {line: the attacks of which the worst counts}}
+    curve        R@1 against ε under the strong attack, unless left out: {about, eps [0, …], lines {R@1: [percent …]},
+                 intervals {R@1: [[low, high] …]}, classes {worst (mean R@1 of the worst tenth of the classes at each
+                 ε), counted, of}, protocol, queries (number of attacked queries, the same at every ε including 0),
+                 attacks {R@1: the attacks of which the worst counts}, doubts (the input of flags)}. Files of older
+                 versions may have further lines, and no intervals
     strong       of a strong audit, whose columns are under protocols.strong: members, surrogate (a hash),
                  square_queries, image_steps, queries, after {goal: {member: the contested measure after it}},
                  realisable {8 bits, JPEG 90: {columns, ers}}, doubts (the input of the flags)
 
-samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample:
-`P/C` and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the
-clean embedding); and `clean/r1` … of all queries. With several random starts `P/C` is the mean over them, and
-`P/C/seeds` (starts, samples) is each. examples.safetensors has for each run the worst, the median (of those kept)
-and the best sample, in this order: `L/ids`, `L/clean` and `L/perturbed` (uint8 NHWC),
+samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample: `P/C`
+and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the clean
+embedding); and `clean/r1` … of all queries; `curve/ids` and `curve/R@1` (ε, samples) of the curve. With several random
+starts `P/C` is the mean over them, and `P/C/seeds` (starts, samples) is each. examples.safetensors has for each run the
+worst, the median (of those kept) and the best sample, in this order: `L/ids`, `L/clean` and `L/perturbed` (uint8 NHWC),
 `L/asked` (the query whose list is shown: the sample itself, or the target of a candidate attack), `L/before` and
 `L/after` (gallery ids of its nearest neighbours, the query's own image left out). pictures.safetensors has small images
 of all items in the examples, by side: `query/ids` and `query/images` (uint8 NHWC), the same for the gallery, and the
@@ -104,6 +107,7 @@ class Audit:
     clean_rows: dict[str, Tensor] = field(default_factory=dict)
     pictures: "Pictures | None" = None
     curve: Mapping[str, Any] | None = None
+    curve_rows: dict[str, Tensor] = field(default_factory=dict)
     strong: Mapping[str, Any] | None = None
     receipts: "Receipts | None" = None
 
@@ -148,6 +152,7 @@ class Audit:
 
         folder = Path(folder)
         samples = {f"clean/{name}": row for name, row in self.clean_rows.items()}
+        samples |= {f"curve/{name}": row for name, row in self.curve_rows.items()}
         examples: dict[str, Tensor] = {}
         for run in self.runs:
             samples |= {f"{run.label}/ids": run.ids, f"{run.label}/shift": run.shift}
@@ -225,6 +230,7 @@ def _table(audit: Audit) -> str:
         "",
         "clean   " + "  ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items()),
         "",
+        *_headline(audit, queries),
         f"{'':{HEAD}}" + "".join(f"{name:>{wide}}" for name in audit.protocols),
     ]
     names = list(dict.fromkeys(name for outcome in audit.protocols.values() for name in outcome.columns))
@@ -247,12 +253,17 @@ def _table(audit: Audit) -> str:
             for part in ("ranking", "recall"):
                 cells = ["–" if score is None else f"{getattr(score, part):.1f}" for score in scores]
                 lines.append(f"  {part:{HEAD - 2}}" + "".join(f"{cell:>{wide}}" for cell in cells))
-    if audit.curve is not None:
-        clean = audit.clean.get("R@1")
-        lines += ["", *table_of_curve(audit.curve, None if clean is None else clean.value, queries)]
     lines += ["", *(f"flag {flag.name}: {flag.message}" for flag in audit.flags)] if audit.flags else []
     lines += ["", *(f"note: {note}" for note in audit.notes)] if audit.notes else []
     return "\n".join(lines)
+
+
+def _headline(audit: Audit, queries: int) -> list[str]:
+    """R@1 against ε, before everything else."""
+    if audit.curve is None:
+        return []
+    clean = audit.clean.get("R@1")
+    return [*table_of_curve(audit.curve, None if clean is None else clean.value, queries), ""]
 
 
 def _cell(number: ColumnValue | Score | None, name: str) -> str:

@@ -34,12 +34,12 @@ from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .black_box import how_attacked, usable
 from .classes import Classes, part_of
-from .ensemble import BLACK, MEMBERS, Surrogate, most_steps, tasks
+from .ensemble import BLACK, MEMBERS, Surrogate, most_steps, strengthened, tasks
 from .evidence import Evidence, flags_of
 from .expected import say_if_long
 from .inputs import Data, prepare
 from .outcomes import RunRows, outcome
-from .plan import NINE, AttackRun, AuditSettings, effort, runs_of
+from .plan import NINE, AttackRun, AuditSettings, curve_levels, effort, runs_of
 from .result import Audit, Flag
 from .sample_size import audit_until, check_until
 from .standard import attack_all
@@ -66,7 +66,7 @@ def audit(
     method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd",
     strength: Literal["standard", "strong"] = "standard",
     surrogate: nn.Module | None = None,
-    epsilons: Sequence[float] = (),
+    epsilons: Sequence[float] | None = None,
     until: float | None = None,
     seed: int = 0,
     seeds: int = 1,
@@ -98,7 +98,8 @@ def audit(
         method: pgd, fgsm or cw; square and nes take no gradients. A model without gradients is attacked by square.
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
-        epsilons: each ε of a curve.
+        epsilons: each ε of the curve of R@1 under the strong attack. By default an eighth, a quarter, a half and all
+            of the threat's ε, unless you choose `attacks`; () leaves the curve out.
         until: add queries until the interval of ERS is ± this many points.
         seed: of all random draws.
         seeds: number of random starts, where the budget has a random start. Results are means over them.
@@ -142,7 +143,7 @@ def audit(
         start="zero" if way != "pgd" else threat.start,
         seeds=seeds,
         strength=strength,
-        epsilons=tuple(sorted(set(epsilons))),
+        epsilons=curve_levels(epsilons, threat, way, protocols, usual=attacks is None),
         classes=classes,
         norm=threat.norm,
     )
@@ -150,6 +151,10 @@ def audit(
     check(surrogate is None or gives_gradients(surrogate), "the second model gives no gradients to transfer from")
     check_until(until, None if attacks is None else chosen)
     runs, where = runs_of(settings, chosen, own), device_named(device)
+    check(
+        not settings.epsilons or any(task.name == "recall" for task in tasks(runs)),
+        "a curve over ε is of R@1: add margin to the attacks, or leave the curve out",
+    )
     ranks = joined(where)
     report = report if report and ranks.first else Silent()
     victim = as_victim(model)
@@ -160,7 +165,7 @@ def audit(
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
-    harder = sum(most_steps(task.goal) for task in tasks(runs)) if strength == "strong" else 0
+    harder = sum(levels * most_steps(task.goal) for task, levels in strengthened(settings, runs))
     work = samples * (len(runs) * settings.budget.steps + harder)
     fast, climbing = compiles(settings.compile, settings.precision, where, work), computing(settings.precision, where)
     other = None if surrogate is None else as_victim(surrogate)
@@ -229,7 +234,10 @@ def _audited(
         rows = _attacked(subject, runs)
         strong = _strengthened(subject, runs, rows, second)
     shown = tuple(rows)
-    rows += strong.runs if strong is not None and settings.strength == "strong" else ()
+    harder = () if strong is None else strong.runs
+    spent += sum(run.seconds for run in (*rows, *harder))
+    steps = sum(run.image_steps for run in (*rows, *harder))
+    rows += harder if settings.strength == "strong" else ()
     begun = time.monotonic()
     outcomes = _outcomes(subject, rows)
     model, data = subject.about["model"], subject.about["data"]
@@ -247,8 +255,8 @@ def _audited(
             *subject.material.remarks,
             *(note for each in outcomes.values() for note in each.notes),
         ),
-        seconds=spent + sum(run.seconds for run in rows) + time.monotonic() - begun,
-        image_steps=sum(run.image_steps for run in rows),
+        seconds=spent + time.monotonic() - begun,
+        image_steps=steps,
         clean_rows=clean_rows,
         pictures=pictures_of(subject.material, shown),
         **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), model, data)),
@@ -289,13 +297,13 @@ def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:
 def _strengthened(
     subject: Subject, runs: Sequence[AttackRun], rows: Sequence[RunRows], second: Surrogate | None
 ) -> Strong | None:
-    """The results of the ensemble, or of a curve of standard attacks; None where neither was requested."""
+    """The results of the ensemble: on R@1 for the curve, on every goal of a strong audit; None without either."""
     settings = subject.settings
-    if settings.strength != "strong" and not settings.epsilons:
+    chosen = [task for task, _ in strengthened(settings, runs)]
+    if not chosen:
         return None
-    every = MEMBERS if settings.method == "pgd" else (*(m for m in MEMBERS if m.kind == "transfer"), *BLACK)
-    members = every if settings.strength == "strong" else ()
-    return strengthen(subject, tasks(runs), rows, members=members, surrogate=second, epsilons=settings.epsilons)
+    members = MEMBERS if settings.method == "pgd" else (*(m for m in MEMBERS if m.kind == "transfer"), *BLACK)
+    return strengthen(subject, chosen, rows, members=members, surrogate=second, epsilons=settings.epsilons)
 
 
 def _outcomes(subject: Subject, rows: Sequence[RunRows]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ..columns import NOT_PERCENT, pixel_fraction
 from ..console import shown
 from ..display import html_table
-from ..report.curve import shown_lines
+from ..report.curve import shown_lines, spans_of
 from .outcomes import ColumnValue, Outcome, Score
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ def frame_rows(audit: "Audit") -> list[dict[str, Any]]:
         rows += [_row("score", protocol, name, eps, **_numbers(score)) for name, score in scores_of(outcome).items()]
     curve = audit.curve or {"lines": {}, "eps": ()}
     for name, values in curve["lines"].items():
-        for at, value in zip(curve["eps"], values):
-            rows.append(_row("curve", curve.get("protocol"), name, at, after=value))
+        for at, value, span in zip(curve["eps"], values, spans_of(curve, name)):
+            low, high = span or (None, None)
+            rows.append(_row("curve", curve.get("protocol"), name, at, after=value, low=low, high=high))
     return rows
 
 

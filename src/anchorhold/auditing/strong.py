@@ -1,6 +1,7 @@
 """The strong audit: the ensemble on every goal, in fixed batches, and its results.
 
-Over several ε, the results of a smaller ε are kept, and one more attack starts from them. Curves can only fall.
+A wrong neighbour is attacked at several ε, all other goals at the audit's own. Each ε starts from the results of the
+one before, and R@1 can only fall as ε grows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from ..geometry import euclidean
 from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
-from .curves import described
+from .curves import curve_of
 from .ensemble import BLACK, FALLS, MEMBERS, SQUARE_QUERIES, WARM, Contest, Member, Surrogate, Task, most_steps
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
@@ -40,6 +41,7 @@ class Strong:
 
     runs: tuple[RunRows, ...]
     curve: dict[str, Any] | None
+    curve_rows: dict[str, Tensor]
     about: dict[str, Any]
     doubts: dict[str, float]
     receipts: dict[str, dict[str, Tensor]]
@@ -52,6 +54,10 @@ class Ensemble:
     members: tuple[Member, ...]
     surrogate: Surrogate | None
     ladder: tuple[float, ...]
+
+    def against(self, task: Task, eps: float) -> "Ensemble":
+        """The same for this goal: only a wrong neighbour is attacked at every ε, the others at the audit's own."""
+        return self if task.name == "recall" else replace(self, ladder=(eps,))
 
     @property
     def said(self) -> str:
@@ -71,26 +77,27 @@ def strengthen(
 ) -> Strong:
     """The ensemble on every goal, batch by batch; batches with a shard are not repeated."""
     members = [m for m in members if surrogate is not None or m.kind != "transfer"]
-    attacked = subject.attacked
-    ladder = sorted({*epsilons, subject.settings.ball.eps})
+    attacked, eps = subject.attacked, subject.settings.ball.eps
+    ensemble = Ensemble(tuple(members), surrogate, tuple(sorted({*epsilons, eps})))
     runs, whole, receipts = [], {}, {}
-    if members:
-        samples = {task.name: len(ladder) * len(attacked[task.goal.side]) for task in chosen}
-        black = [m.name for m in members if m.kind == "black"]
-        white = subject.settings.method == "pgd"
-        steps = sum(most_steps(task.goal) * samples[task.name] for task in chosen) if white else 0
-        queries = SQUARE_QUERIES * sum(samples.values()) * len(black)
-        subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of {' and '.join(black)}")
-    ensemble = Ensemble(tuple(members), surrogate, tuple(ladder))
+    samples = {task.name: len(ensemble.against(task, eps).ladder) * len(attacked[task.goal.side]) for task in chosen}
+    black = [m.name for m in members if m.kind == "black"]
+    white = subject.settings.method == "pgd"
+    steps = sum(most_steps(task.goal) * samples[task.name] for task in chosen) if white else 0
+    queries = SQUARE_QUERIES * sum(samples.values()) * len(black)
+    subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of {' and '.join(black)}")
     for task in chosen:
         label = f"{task.name}.strong"
-        known = _contested(subject, ensemble, task, label)
+        known = _contested(subject, ensemble.against(task, eps), task, label)
         runs.append(_run_rows(task, label, known, standard))
         whole[task.name] = known.rows
         receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
+    doubts = _doubts(chosen, whole, members)
+    curve, curve_rows = _curve(subject, chosen, whole, ensemble, doubts) if epsilons else (None, {})
     return Strong(
         tuple(runs),
-        _curve(chosen, whole, ladder, members, len(attacked["query"])) if len(ladder) > 1 else None,
+        curve,
+        curve_rows,
         {
             "members": [m.name for m in members],
             "surrogate": None if surrogate is None else surrogate.weights,
@@ -100,7 +107,7 @@ def strengthen(
             "after": {task.name: _after(task, whole[task.name], members) for task in chosen},
             "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS},
         },
-        _doubts(chosen, whole, members),
+        doubts,
         receipts,
     )
 
@@ -133,36 +140,60 @@ def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> 
 
 
 def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings, kept: set[int]) -> dict[str, Tensor]:
-    """All members at every ε, the smallest first; returns the rows."""
-    task, rows = contest.task, {"ids": contest.ids}
-    ball, budget, members = settings.ball, settings.budget, ensemble.members
+    """All members at the audit's own ε, then at smaller and larger ones; returns the rows."""
+    task, rows, ball = contest.task, {"ids": contest.ids}, settings.ball
     if contest.targets is not None:
         rows["targets"] = contest.targets
     rows |= {f"before/{name}": row for name, row in contest.initial.items()}
-    for place, eps in enumerate(ensemble.ladder):
-        here, starts = replace(ball, eps=eps), contest.found() if place else None
-        scale = eps / ball.eps if ball.eps else 1.0
-        white = settings.method == "pgd"  # without gradients a step has no length
-        scaled = replace(budget, alpha=budget.alpha * scale) if white else budget
-        contest.standard(here, scaled, method=settings.find)
-        if starts is not None and not members:  # without members, a curve uses the standard attacks only
-            contest.standard(here, scaled, starts, settings.find)
-        rows["after/standard"] = contest.measures[task.main]
-        if starts is not None and members:
-            contest.enter(WARM if white else BLACK[0], here, ensemble.surrogate, starts)
-        for member in (each for each in members if each.wants(task.goal)):
-            before = contest.measures[task.main]
-            contest.enter(member, here, ensemble.surrogate)
-            rows[f"after/{member.name}"] = now = contest.measures[task.main]
-            if eps <= ball.eps:  # samples that a smaller ε beat are lost before the audit's own ε
-                gain = (now - before).abs() > 0.05
-                rows[f"beaten/{member.kind}"] = gain | rows.get(f"beaten/{member.kind}", torch.zeros_like(gain))
-        rows |= {f"curve/{place}/{name}": row for name, row in contest.measures.items()}
-        if eps == ball.eps:
-            rows |= _snapshot(contest, here, kept)
-            final = {name: row for name, row in rows.items() if name.startswith("after/")}
-    rows |= final
+    rows |= _entered(contest, ensemble, settings, ball)
+    rows |= _snapshot(contest, ball, kept)
+    own = ensemble.ladder.index(ball.eps)
+    curve = {own: contest.measures[task.main]}
+    # Who withstands an ε withstands every smaller one, and who is beaten is beaten at every larger one. So each sample
+    # is attacked until its level is known, and no further.
+    for places, falls in ((range(own - 1, -1, -1), True), (range(own + 1, len(ensemble.ladder)), False)):
+        at, last = contest, torch.arange(len(contest.ids), device=contest.ids.device)
+        for place, before in zip(places, (own, *places)):
+            over = task.lost(at.measures[task.main], len(contest.scene.gallery))
+            asked = (over if falls else ~over) & ~task.lost(at.initial[task.main], len(contest.scene.gallery))
+            curve[place] = curve[before].clone()
+            if not bool(asked.any()):
+                at, last = at.part(asked), last[asked]
+                continue
+            here = replace(ball, eps=ensemble.ladder[place])
+            starts, last = here.project(at.found()[asked], at.clean[asked]), last[asked]
+            at = at.part(asked)
+            found = _entered(at, ensemble, settings, here, starts)
+            curve[place][last] = at.measures[task.main]
+            for name in (each for each in found if falls and each.startswith("beaten/")):
+                rows[name] = rows[name].index_put((last,), rows[name][last] | found[name])
+            contest.steps += at.steps
+            contest.queries += at.queries
+    rows |= {f"curve/{place}": row for place, row in curve.items()}
     rows["queries"] = torch.tensor([contest.queries])
+    return rows
+
+
+def _entered(
+    contest: Contest, ensemble: Ensemble, settings: AuditSettings, ball: Ball, starts: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The standard attacks and all members at one ε, first from the results of another ε where they are given.
+
+    Returns the contested measure after each, and which samples the members of each kind beat after all before them.
+    """
+    task, rows, budget = contest.task, {}, settings.budget
+    white = settings.method == "pgd"  # without gradients a step has no length
+    scale = ball.eps / settings.ball.eps if settings.ball.eps else 1.0
+    contest.standard(ball, replace(budget, alpha=budget.alpha * scale) if white else budget, method=settings.find)
+    rows["after/standard"] = contest.measures[task.main]
+    if starts is not None:
+        contest.enter(WARM if white else BLACK[0], ball, ensemble.surrogate, starts)
+    for member in (each for each in ensemble.members if each.wants(task.goal)):
+        before = contest.measures[task.main]
+        contest.enter(member, ball, ensemble.surrogate)
+        rows[f"after/{member.name}"] = now = contest.measures[task.main]
+        gain, kind = (now - before).abs() > 0.05, f"beaten/{member.kind}"
+        rows[kind] = gain | rows.get(kind, torch.zeros_like(gain))
     return rows
 
 
@@ -236,23 +267,27 @@ def _after(task: Task, rows: Mapping[str, Tensor], members: Sequence[Member]) ->
 
 
 def _curve(
+    subject: Subject,
     chosen: Sequence[Task],
     whole: Mapping[str, Mapping[str, Tensor]],
-    ladder: Sequence[float],
-    members: Sequence[Member],
-    queries: int,
-) -> dict[str, Any]:
-    """R@1 and, where it is defined, ERS at every ε, the clean values first."""
-    points = [_columns(chosen, whole, head) for head in ("before/", *(f"curve/{i}/" for i in range(len(ladder))))]
-    lines: dict[str, list[float]] = {}
-    for task in chosen:
-        if task.name == "recall":
-            lines["R@1"] = [point["columns"][next(iter(task.columns))] for point in points]
-    if all(point["ers"] is not None for point in points):
-        lines["ERS"] = [point["ers"] for point in points]
-    for column in points[0]["columns"]:
-        lines.setdefault(column, [point["columns"][column] for point in points])
-    return {**described(chosen, members, queries), "eps": [0.0, *ladder], "lines": lines}
+    ensemble: Ensemble,
+    doubts: Mapping[str, float],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """R@1 at every ε, the clean value first, and the rows behind it."""
+    task = next(each for each in chosen if each.name == "recall")
+    rows = whole[task.name]
+    heads = [f"before/{task.main}", *(f"curve/{place}" for place in range(len(ensemble.ladder)))]
+    kept, ids = torch.stack([rows[head] for head in heads]), rows["ids"]
+    curve = curve_of(
+        task,
+        ensemble.members,
+        kept,
+        ensemble.ladder,
+        subject.scene.labels.cpu()[ids.cpu()],
+        key=subject.key,
+        resamples=subject.settings.resamples,
+    )
+    return {**curve, "doubts": dict(doubts)}, {"ids": ids, "R@1": kept}
 
 
 def _doubts(
@@ -313,8 +348,9 @@ def additions(
     data: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The fields it adds to an Audit: a curve, facts about the ensemble, and receipts."""
+    shown = {"curve": strong.curve, "curve_rows": strong.curve_rows}
     if settings["strength"] != "strong":
-        return {"curve": strong.curve}
+        return shown
     about = {"model": model["weights"], "data": data}
     about |= {name: settings[name] for name in ("eps", "norm", "seed", "limit", "resize", "crop")}
     how = {
@@ -327,7 +363,7 @@ def additions(
         for task in chosen
     }
     return {
-        "curve": strong.curve,
+        **shown,
         "strong": strong.about | {"doubts": strong.doubts | overstated(outcomes)},
         "receipts": Receipts(about, strong.receipts, how),
     }

@@ -56,7 +56,13 @@ def audit(
         str, typer.Option(help="Channel means of the surrogate; default: its own, else --mean")
     ] = "",
     surrogate_std: Annotated[str, typer.Option(help="Channel standard deviations of the surrogate")] = "",
-    curve: Annotated[str, typer.Option(help="Audit at several ε, e.g. 2/255,4/255,8/255")] = "",
+    curve: Annotated[
+        str,
+        typer.Option(
+            help="ε at which the strong attack measures R@1, e.g. 2/255,8/255, or none; default: ε/8, ε/4, ε/2 and ε, "
+            "without --attacks"
+        ),
+    ] = "",
     until: Annotated[float | None, typer.Option(help="Add queries until the interval of ERS is ±N points")] = None,
     mean: Mean = "",
     std: Std = "",
@@ -99,7 +105,7 @@ def audit(
         method=method,  # type: ignore[arg-type]  # checked by the callee
         strength=strength,  # type: ignore[arg-type]
         surrogate=second_model(surrogate, (surrogate_mean, surrogate_std), (mean, std), size) if surrogate else None,
-        epsilons=numbers("--curve", curve) or (),
+        epsilons=() if curve == "none" else numbers("--curve", curve) or None,
         until=until,
         seed=seed,
         seeds=seeds,

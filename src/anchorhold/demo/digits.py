@@ -112,7 +112,9 @@ def write_pages(out: Path, result: Mapping[str, Any], report: Report, limit: int
         for name in RECIPES:
             report.say(f"auditing the {name} model on {limit} queries")
             budget: dict[str, Any] = {"eps": 0.06, "alpha": 0.015, "steps": 10, "seed": result["seed"]}
-            found = audit(load_embedder(out / name), dataset("digits"), limit=limit, device="cpu", **budget)
+            found = audit(
+                load_embedder(out / name), dataset("digits"), limit=limit, device="cpu", epsilons=(), **budget
+            )
             pages.append(replace(found, curve=curve).save(out / name / "audit") / "page.html")
     finally:
         torch.set_num_threads(threads)

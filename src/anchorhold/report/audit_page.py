@@ -6,21 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..attacks.settings import usual_settings
 from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
-from .charts import Axis, Point, Series, chart, key
 from .collect import read_audit
-from .curve import shown_lines
+from .curve import headline_of
+from .curve_chart import drawn_curve
 from .gallery import gallery_of
 from .page import fixed, place, write_page
 from .strong import tables_of
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 __all__ = ["Bar", "Verdict", "bars_of", "command_of", "resistance_of", "verdict_of", "write_audit_page"]
 
@@ -143,6 +140,7 @@ class Verdict:
 def verdict_of(audit: Mapping[str, Any]) -> Verdict:
     """The verdict: by flags first, then by how far the attacks of the last protocol came to their goals."""
     bars = bars_of(list(audit["protocols"].values())[-1]) if audit["protocols"] else []
+    recall = _recall_left(audit)
     bars = [bar for bar in bars if bar.name in ARS_COLUMNS] or bars  # their mean is 100 − ARS
     ways = {bar.name: (bar.way, bar) for bar in bars if bar.way is not None}
     said = ""
@@ -151,16 +149,31 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
         said = f"The strongest attack, {ways[hardest][1].tip}."
     raised = [flag["name"] for flag in audit.get("flags") or [] if flag["name"] not in MILD]
     if raised:
-        return Verdict("bad", "Do not trust this score", f"Flags: {', '.join(raised)}. {said}")
-    if not ways:
+        return Verdict(
+            "bad", "Do not trust this score", f"Flags: {', '.join(raised)}. {recall[0] if recall else ''} {said}"
+        )
+    if not ways and not recall:
         return Verdict("fair", "Nothing to judge", "No attack has a value both before and after.")
-    held = 100 - sum(way for way, _ in ways.values() if way is not None) / len(ways)
-    mean = f"On average, attacks come {100 - held:.0f} % of the way to their goals. {said}"
-    if held >= FIRM and max(way for way, _ in ways.values() if way is not None) <= HALF:
-        return Verdict("good", "Holds against these attacks", mean)
+    reached = [way for way, _ in ways.values() if way is not None]
+    held = 100 - sum(reached) / len(reached) if reached else 100.0
+    mean = f"On average, attacks come {100 - held:.0f} % of the way to their goals." if reached else ""
+    text = " ".join(filter(None, (recall[0] if recall else "", mean, said)))
+    held = min(held, recall[1]) if recall else held
+    if held >= FIRM and max(reached, default=0.0) <= HALF:
+        return Verdict("good", "Holds against these attacks", text)
     if held >= SOME:
-        return Verdict("fair", "Gives way under attack", mean)
-    return Verdict("bad", "Fails under attack", mean)
+        return Verdict("fair", "Gives way under attack", text)
+    return Verdict("bad", "Fails under attack", text)
+
+
+def _recall_left(audit: Mapping[str, Any]) -> tuple[str, float] | None:
+    """A sentence about R@1 under the strong attack at the audit's ε, and the share of right answers that is left."""
+    found = headline_of(audit)
+    clean, after = (dig(found.get(eps), "value") for eps in (0.0, audit["settings"]["eps"]))
+    if clean is None or after is None:
+        return None
+    eps = pixel_fraction(audit["settings"]["eps"])
+    return f"The strong attack at ε {eps} leaves R@1 {after:.1f} of {clean:.1f}.", 100 * after / clean if clean else 0.0
 
 
 # ---------------------------------------------------------------- how to repeat it
@@ -235,7 +248,8 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
         outcomes=outcomes,
         bars={protocol: bars_of(outcome) for protocol, outcome in outcomes.items()},
         resistance={protocol: resistance_of(outcome) for protocol, outcome in outcomes.items()},
-        curve=_curve(audit.get("curve"), audit),
+        curve=drawn_curve(audit.get("curve"), audit),
+        levels=[(pixel_fraction(eps), found) for eps, found in headline_of(audit).items() if eps],
         strong=tables_of(audit),
         gallery=images,
         mild=MILD,
@@ -287,34 +301,3 @@ def _plain(key: str, value: Any) -> str:
     if key in ("eps", "alpha"):
         return pixel_fraction(value)
     return ", ".join(map(str, value)) or "–" if isinstance(value, list) else "–" if value is None else str(value)
-
-
-def _curve(curve: Any, audit: Mapping[str, Any]) -> "tuple[Markup, Markup, str, str] | None":
-    """The chart against ε, its key, a description and a title; None without a curve."""
-    eps, lines = dig(curve, "eps"), dig(curve, "lines")
-    if not eps or not lines:
-        return None
-    lines = shown_lines(lines)
-    series = [
-        Series(
-            line,
-            [
-                Point(e, v, f"{line}: {v:.1f} at ε = {pixel_fraction(e)}")
-                for e, v in zip(eps, values)
-                if number(v) is not None
-            ],
-            look,
-            focus=True,
-        )
-        for look, (line, values) in enumerate(lines.items())
-    ]
-    whose = f" ({curve['protocol']})" if curve.get("protocol") else ""
-    title = ("R@1 against ε" if "R@1" in lines else "Against ε") + whose
-    percent = not set(lines) & set(NOT_PERCENT)
-    scale = Axis("%" if "ERS" in lines else "R@1 (%)" if "R@1" in lines else "", (0.0, 100.0) if percent else (0.0,))
-    drawn = chart(series, Axis("ε", (0.0,)), scale, title, size=(560, 280))
-    queries, total, clean = curve.get("queries"), dig(audit, "data", "images"), dig(audit, "clean", "R@1", "value")
-    about = str(curve.get("about", ""))
-    if "R@1" in lines and queries is not None and total and queries != total[0] and number(clean) is not None:
-        about += f" Clean R@1 over all {total[0]:,} queries is {clean:.1f}."
-    return drawn, key(series), about, title

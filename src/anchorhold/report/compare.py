@@ -15,6 +15,7 @@ from ..reproduce.rows import Row
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
+from .curve import headline_of
 from .methods import LETTERS, method_of
 from .shifts import DERIVED
 from .tables import Cell, Column, Estimate, Link, Mean, Table, plain
@@ -86,6 +87,19 @@ def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
     return of
 
 
+def _attacked(entry: Entry) -> Cell:
+    """R@1 under the strong attack at the audit's ε: from its curve, or from a strong audit."""
+    for known in (entry, entry.strongest):
+        audit = dict(known.audit or {}) if known is not None else {}
+        found = headline_of(audit).get(dig(audit, "settings", "eps")) or dig(
+            audit, "protocols", "strong", "columns", "ES:R"
+        )
+        value = number(dig(found, "value"))
+        if value is not None:
+            return Estimate(value, number(dig(found, "low")), number(dig(found, "high")))
+    return None
+
+
 def _value(key: str, head: str, of: Callable[[Entry], Cell], digits: int = 1, **options: bool) -> Value:
     return Value(Column(key, head, digits, **options), of)
 
@@ -96,6 +110,7 @@ VALUES: dict[str, Value] = {
         _value("r1", "R@1", _clean("R@1", "r1")),
         _value("r2", "R@2", _clean("R@2", "r2"), span=False, spare=True),
         _value("map_r", "mAP@R", _clean("mAP@R", "map_r"), span=False, spare=True),
+        _value("r1_attacked", "R@1 attacked", _attacked),
         _value("ers_published", "ERS publ.", _score("published", "ers")),
         _value("ers_corrected", "ERS corr.", _score("corrected", "ers")),
         _value("ers_strong", "ERS strong", _score("strong", "ers")),

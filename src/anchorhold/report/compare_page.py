@@ -1,15 +1,17 @@
 """The page of a comparison: a sortable table, significant differences, and R@1 against ERS with the papers in grey."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..reproduce.comparison import row_of
 from ..reproduce.rows import Row, published_on
+from ..runs.fields import dig
 from .charts import Axis, Point, Series, chart, key
 from .collect import Entry, data_name
 from .compare import counts, runs_table, value_of
+from .curve_chart import drawn_together
 from .page import cut, fixed, write_page
 from .tables import Cell, Column, Estimate, plain, used, written
 
@@ -49,6 +51,7 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
         lines=lines,
         notes=table.notes,
         problems=problems,
+        curves=drawn_together([(cut(entry.name), curve) for entry in entries if (curve := _curve(entry))]),
         scatter=_scatter(entries, published),
         published=[(row, fixed(row.published["R@1"]), fixed(row.published["ERS"])) for row in published],
     )
@@ -62,6 +65,15 @@ def _cell(cell: Cell, column: Column) -> Shown:
     text = f"{value:{',' if column.thousands else ''}.{column.digits}f}"
     span = "" if low is None or high is None else f"[{low:.{column.digits}f}, {high:.{column.digits}f}]"
     return Shown(text, span if column.span else "", repr(float(value)), low, high)
+
+
+def _curve(entry: Entry) -> Mapping[str, Any] | None:
+    """R@1 against ε of a run: of its audit, or of its strong one."""
+    for known in (entry, entry.strongest):
+        curve: Mapping[str, Any] = (dig(known.audit, "curve") if known is not None else None) or {}
+        if dig(curve, "protocol") == "strong":
+            return curve
+    return None
 
 
 # ---------------------------------------------------------------- R@1 against ERS

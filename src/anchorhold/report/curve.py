@@ -1,11 +1,14 @@
-"""A curve over ε as lines of text."""
+"""R@1 against ε, as an audit.json has it: as lines of text, and as points with intervals."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..columns import NOT_PERCENT, pixel_fraction
+from ..runs.fields import dig, number
 
-__all__ = ["shown_lines", "table_of_curve"]
+__all__ = ["classes_line", "headline_of", "shown_lines", "spans_of", "table_of_curve"]
+
+WIDTH = 14  # of a column of the table: room for an interval
 
 
 def shown_lines(lines: Mapping[str, Any]) -> dict[str, Any]:
@@ -13,17 +16,73 @@ def shown_lines(lines: Mapping[str, Any]) -> dict[str, Any]:
     return {name: lines[name] for name in ("R@1", "ERS") if name in lines} or dict(lines)
 
 
+def spans_of(curve: Mapping[str, Any], line: str) -> list[tuple[float, float] | None]:
+    """The 95 % interval of each point; None where the file has none."""
+    known = dig(curve, "intervals", line) or []
+    count = len(curve["eps"])
+    return [_span(known[at] if at < len(known) else None) for at in range(count)]
+
+
+def _span(ends: Any) -> tuple[float, float] | None:
+    if not isinstance(ends, list | tuple) or len(ends) != 2:
+        return None
+    low, high = number(ends[0]), number(ends[1])
+    return None if low is None or high is None else (low, high)
+
+
+def classes_line(curve: Mapping[str, Any]) -> tuple[str, list[Any]] | None:
+    """A name and the values of R@1 over the worst classes; None where the file has none."""
+    worst, counted, every = (dig(curve, "classes", name) for name in ("worst", "counted", "of"))
+    if not isinstance(worst, list | tuple) or len(worst) != len(curve["eps"]):
+        return None
+    return f"worst {counted} of {every} classes", list(worst)
+
+
+def _level(eps: float) -> str:
+    """An ε as a head of the table."""
+    return pixel_fraction(eps) if eps else "0 (clean)"
+
+
+def headline_of(audit: Mapping[str, Any]) -> dict[float, dict[str, float | None]]:
+    """R@1 at each ε under the strong attack, with its interval, the clean value first; empty without a curve."""
+    curve = audit.get("curve") or {}
+    values = dig(curve, "lines", "R@1") if dig(curve, "protocol") == "strong" else None
+    if not isinstance(values, list) or not dig(curve, "eps"):
+        return {}
+    spans = spans_of(curve, "R@1")
+    return {
+        eps: {
+            "value": number(value),
+            "low": None if span is None else span[0],
+            "high": None if span is None else span[1],
+        }
+        for eps, value, span in zip(curve["eps"], values, spans)
+    }
+
+
 def table_of_curve(curve: Mapping[str, Any], clean: float | None, total: int) -> list[str]:
     """The curve as lines of text; `clean` is R@1 over all `total` queries, while the curve may use a sample."""
-    head = ["against ε", *("0 (clean)" if not eps else pixel_fraction(eps) for eps in curve["eps"])]
-    rows = [
-        [name, *("–" if value is None else f"{value:.{3 if name in NOT_PERCENT else 1}f}" for value in values)]
-        for name, values in shown_lines(curve["lines"]).items()
-    ]
-    text = [
-        "".join(f"{cell:>11}" if place else f"{cell:16}" for place, cell in enumerate(row)) for row in [head, *rows]
-    ]
+    rows = [["against ε", *map(_level, curve["eps"])]]
+    for name, values in shown_lines(curve["lines"]).items():
+        rows.append([name, *(_said(value, name) for value in values)])
+        spans = spans_of(curve, name)
+        if any(spans):
+            rows.append(["", *("" if span is None else f"[{span[0]:.1f}, {span[1]:.1f}]" for span in spans)])
+    worst = classes_line(curve)
+    head = 16
+    if worst is not None:
+        rows.append([worst[0], *(_said(value, "R@1") for value in worst[1])])
+        head = max(head, len(worst[0]) + 1)
+    text = [_line(row, head) for row in rows]
     queries = curve.get("queries")
     if clean is not None and "R@1" in curve["lines"] and queries is not None and queries != total:
         text.append(f"clean R@1 over all {total:,} queries is {clean:.1f}")
     return [*text, str(curve.get("about", ""))]
+
+
+def _line(row: Sequence[str], head: int) -> str:
+    return "".join(f"{cell:>{WIDTH}}" if place else f"{cell:{head}}" for place, cell in enumerate(row)).rstrip()
+
+
+def _said(value: Any, name: str) -> str:
+    return "–" if value is None else f"{value:.{3 if name in NOT_PERCENT else 1}f}"

@@ -147,7 +147,8 @@ def sweep(
         vary: values by setting, such as {"defence.steps": ["4", "8"]}.
         out: the folder of the sweep; give the same one to resume.
         overrides: changes to the recipe in all runs.
-        audited: settings of the audits (`AuditSettings`), such as {"limit": 500}; None audits nothing.
+        audited: settings of the audits (`AuditSettings`), such as {"limit": 500}; None audits nothing. The curve of
+            R@1 against ε costs more than all else, so it is left out unless you give its `epsilons`.
         model: makes the module of your own that every run trains, a new one at each call.
         device: auto, cpu, cuda or cuda:N.
         report: receives progress and messages; None is silent.
@@ -243,7 +244,7 @@ def _audit(
     path: Path, data: Dataset, options: Mapping[str, Any], modules: Modules | None, device: str, report: Report
 ) -> None:
     """Audit a run inside its folder, unless the same audit is there already."""
-    place = path / "audit"
+    place, options = path / "audit", {"epsilons": (), **options}
     if (place / "audit.json").exists():
         known = dig(table(place / "audit.json", "remove it to audit again"), "settings")
         usual = asdict(AuditSettings())  # for settings that an older version did not record
