@@ -50,7 +50,7 @@ def trained(arm: str, seed: int, data: ah.Dataset, args: argparse.Namespace) -> 
         with every_unit_kept() if arm == "slow" else nullcontext():
             run = fit()
         rows = run.metrics()
-        found = ah.audit(ah.load(run.path, "cuda"), data, limit=args.queries, batch=512, compile="on", examine=None)
+        found = ah.audit(ah.load(run.path, "cuda"), data, limit=args.queries, batch=512, compile="on", epsilons=(), examine=None)
     scores = {name: each.ers for name, each in found.protocols.items()}
     return {
         "r1": rows[-1]["r1"],
@@ -72,7 +72,7 @@ def terms(data: ah.Dataset, args: argparse.Namespace) -> Found:
     for name, way in ways.items():
         begun = time.perf_counter()
         model = ah.load(args.checkpoint, "cuda")
-        seen = ah.audit(model, data, limit=args.queries, batch=512, examine=None, **way)
+        seen = ah.audit(model, data, limit=args.queries, batch=512, epsilons=(), examine=None, **way)
         found[name] = {"seconds": time.perf_counter() - begun}
         for protocol, outcome in seen.protocols.items():
             assert outcome.ers is not None

@@ -251,7 +251,7 @@ def in_memory(split: ah.Split) -> ah.Split:
 def auditing(model: str, data: ah.Dataset, batch: int, out: Path | None = None) -> Found:
     """Seconds of `audit --full` in both protocols, from call to result, with images decoded already or not."""
     begun = time.perf_counter()
-    found = ah.audit(ah.load(model, "cuda"), data, limit=0, batch=batch, out=out)
+    found = ah.audit(ah.load(model, "cuda"), data, limit=0, batch=batch, epsilons=(), out=out)
     return {
         "seconds": time.perf_counter() - begun,
         "work_seconds": found.seconds,

@@ -19,7 +19,7 @@ def main(repo: str) -> None:
         overrides = {"train.epochs": 1, "model.dim": 32}
         run = ah.fit(None, digits, "natural", Path(place) / "run", overrides=overrides, device="cpu")
         model = ah.load(run.path)
-        audit = ah.audit(model, digits, limit=20, steps=4, out=Path(place) / "audit", device="cpu")
+        audit = ah.audit(model, digits, limit=20, steps=4, epsilons=(), out=Path(place) / "audit", device="cpu")
         name = model.push_to_hub(repo, run=run, audit=audit, license="apache-2.0", private=True)
     print(f"pushed: {name}")
 

@@ -305,7 +305,7 @@ def boom(*arguments, **options):
 class Boom:
     boom = boom
 """
-AUDIT = ["--data", "photos", "--limit", "2", "--steps", "1", "--strength", "strong", "--batch", "8"]
+AUDIT = ["--data", "photos", "--limit", "2", "--steps", "1", "--strength", "strong", "--batch", "8", "--curve", "none"]
 AUDIT += ["--attacks", "CA+,ES,TMA", "--out", "audit"]
 
 

@@ -115,5 +115,5 @@ def test_parts_and_shards_behind_a_link_are_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is a symbolic link"):
         embed(model, tmp_path, tmp_path / "index", device="cpu")
     with pytest.raises(RunError, match="is a symbolic link"):
-        ah.audit(model, ah.dataset("digits").test, limit=2, out=tmp_path / "audit", device="cpu")
+        ah.audit(model, ah.dataset("digits").test, limit=2, epsilons=(), out=tmp_path / "audit", device="cpu")
     assert (victim / "000000.safetensors").read_text() == "theirs"

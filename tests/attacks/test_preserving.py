@@ -88,4 +88,4 @@ def test_wrong_use_is_one_line() -> None:
     with pytest.raises(SettingsError, match="two aims"):
         AuditSettings(attacks=("SPQA+",), strength="strong")
     with pytest.raises(SettingsError, match="two aims"):
-        AuditSettings(attacks=("SPQA+", "ES"), epsilons=(0.1,))
+        AuditSettings(attacks=("SPQA+", "ES"), strength="strong")

@@ -47,6 +47,7 @@ QUICK: dict[str, Any] = {
     "batch": 32,
     "device": "cpu",
     "resamples": 99,
+    "epsilons": (),
 }
 FGSM: dict[str, Any] = {"method": "fgsm", "steps": None, "alpha": None}  # it has neither
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import anchorhold as ah
@@ -19,6 +20,7 @@ from anchorhold.attacks.run import attack
 from anchorhold.auditing import ensemble, run
 from anchorhold.auditing import standard as sweep
 from anchorhold.auditing.algorithm1 import algorithm1
+from anchorhold.auditing.curves import worst_classes
 from anchorhold.auditing.ensemble import FALLS, MEMBERS
 from anchorhold.auditing.flags import strong_below_standard
 from anchorhold.auditing.outcomes import ColumnValue, Outcome, Score
@@ -30,9 +32,7 @@ from anchorhold.cli.strong import print_tables, second_model
 from anchorhold.data.splits import Split
 from anchorhold.errors import RunError, SettingsError
 from anchorhold.model.embedder import Embedder
-from anchorhold.perturb.ascend import ascend
 from anchorhold.perturb.ball import Ball
-from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from anchorhold.report.strong import tables_of
 from tests.cli.test_main import run as cli
@@ -154,21 +154,51 @@ def test_a_stopped_audit_goes_on(strong: Audit, model: Embedder, digits: Split, 
 # ---------------------------------------------------------------- curves, files
 
 
-def test_curves_fall(strong: Audit, place: Path) -> None:
+def test_the_curve_falls_and_meets_the_table(strong: Audit, place: Path) -> None:
     assert strong.curve is not None
     assert strong.curve["eps"] == [0.0, 4 / 255, 16 / 255, 24 / 255]
-    for name, line in strong.curve["lines"].items():
-        assert line == sorted(line, reverse=name not in FALLS), name
-    assert strong.curve["lines"]["R@1"][2] == pytest.approx(strong.protocols["strong"].columns["GTM"].value)
-    assert strong.curve["lines"]["ERS"][2] == pytest.approx(strong.protocols["strong"].ers.value)  # type: ignore[union-attr]
-    assert json.loads((place / "audit.json").read_text())["curve"]["lines"]["R@1"] == strong.curve["lines"]["R@1"]
+    assert set(strong.curve["lines"]) == {"R@1"}  # the other goals are attacked at the audit's ε alone
+    line = strong.curve["lines"]["R@1"]
+    assert line == sorted(line, reverse=True) and line[0] > line[-1]
+    assert line[2] == pytest.approx(strong.protocols["strong"].columns["GTM"].value)
+    assert json.loads((place / "audit.json").read_text())["curve"]["lines"]["R@1"] == line
 
 
-def test_a_curve_of_standard_attacks(model: Embedder, digits: Split) -> None:
-    found = ah.audit(model, digits, epsilons=[4 / 255, 32 / 255], attacks=["GTM", "QA+"], **QUICK)
-    assert found.curve is not None and "strong" not in found.protocols and found.receipts is None
-    assert found.curve["lines"]["R@1"] == sorted(found.curve["lines"]["R@1"], reverse=True)
-    assert found.curve["lines"]["QA+"][0] > found.curve["lines"]["QA+"][-1]
+def test_a_standard_audit_has_the_curve_of_the_strong_one(strong: Audit, model: Embedder, digits: Split) -> None:
+    """The same numbers, whatever else is attacked; and each query's answer only falls."""
+    found = ah.audit(model, digits, epsilons=[4 / 255, 24 / 255], attacks=["ES", "LTM", "GTM"], **QUICK)
+    assert found.curve is not None and strong.curve is not None
+    assert "strong" not in found.protocols and found.receipts is None and found.strong is None
+    assert found.curve["lines"] == strong.curve["lines"] and found.curve["intervals"] == strong.curve["intervals"]
+    kept = found.curve_rows["R@1"]
+    assert kept.shape == (4, 12) and set(kept.unique().tolist()) <= {0.0, 1.0}
+    assert bool((kept[:-1] >= kept[1:]).all())
+    assert (100 * kept.mean(1)).tolist() == pytest.approx(found.curve["lines"]["R@1"])
+    assert found.image_steps > sum(run.image_steps for run in found.runs)  # the curve's own are counted
+
+
+def test_the_default_curve(model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MEMBERS", shorter(2, 5))
+    few = {**QUICK, "limit": 6, "resamples": 20, "examine": None}
+    found = ah.audit(model, digits, **few)
+    assert found.curve is not None
+    assert found.curve["eps"] == [0.0, 2 / 255, 4 / 255, 8 / 255, 16 / 255]
+    for without in ({"attacks": ["GTM"]}, {"epsilons": ()}, {"method": "fgsm", "steps": None, "alpha": None}):
+        assert ah.audit(model, digits, **few | without).curve is None
+    with pytest.raises(SettingsError, match="add margin"):
+        ah.audit(model, digits, attacks=["QA+"], epsilons=[0.1], **few)
+
+
+def test_the_spread_over_classes_by_hand() -> None:
+    """The mean of the lowest tenth of the class means, at least one class; classes without queries do not count."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(0, 40, (900,), generator=generator) * 7
+    kept = torch.rand(900, generator=generator).round().double()
+    means = sorted(float(kept[labels == name].mean()) for name in labels.unique())
+    few = max(1, round(0.1 * len(means)))
+    value, counted = worst_classes(kept, labels)
+    assert counted == few == 4 and value == pytest.approx(100 * sum(means[:few]) / few)
+    assert worst_classes(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([5, 6, 6])) == (50.0, 1)
 
 
 def test_a_curve_is_shown_with_its_attacks_and_its_queries(model: Embedder, digits: Split, tmp_path: Path) -> None:
@@ -176,63 +206,52 @@ def test_a_curve_is_shown_with_its_attacks_and_its_queries(model: Embedder, digi
     found = ah.audit(model, digits, epsilons=[4 / 255], attacks=["ES", "GTM", "QA+"], out=tmp_path, **few)
     assert found.curve is not None
     curve, table = found.curve, str(found)
-    assert curve.get("protocol") == "corrected" and curve["queries"] == 20 < len(digits)
-    assert curve["attacks"]["R@1"] == curve["attacks"]["GTM"] == ["ES", "GTM"] and curve["attacks"]["QA+"] == ["QA+"]
+    assert curve["protocol"] == "strong" and curve["queries"] == 20 < len(digits)
+    wanted = [member.name for member in run.MEMBERS if member.wants(goal_named("margin", "corrected"))]
+    assert curve["attacks"] == {"R@1": ["ES", "GTM", *(name for name in wanted if name != "transfer")]}
     # ε = 0 is of the attacked queries, like every other point, and the clean R@1 of all of them is beside it.
     clean = found.protocols["corrected"].columns["ES:R"].initial
     assert curve["lines"]["R@1"][0] == pytest.approx(clean)
-    row = next(line for line in table.splitlines() if line.startswith("R@1 "))
-    assert [float(cell) for cell in row.split()[1:]] == pytest.approx(curve["lines"]["R@1"], abs=0.05)
-    head = next(line for line in table.splitlines() if line.startswith("against ε"))
-    assert head.split()[2:] == ["0", "(clean)", "4/255", "16/255"]
+    lines = table.splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("R@1 "))
+    assert [float(cell) for cell in lines[at].split()[1:]] == pytest.approx(curve["lines"]["R@1"], abs=0.05)
+    ends = [float(cell.strip("[,]")) for cell in lines[at + 1].split()]
+    assert ends == pytest.approx([end for span in curve["intervals"]["R@1"] for end in span], abs=0.05)
+    assert [float(cell) for cell in lines[at + 2].split()[-3:]] == pytest.approx(curve["classes"]["worst"], abs=0.05)
+    assert lines[at - 1].split()[2:] == ["0", "(clean)", "4/255", "16/255"]
+    assert at < next(place for place, line in enumerate(lines) if "corrected" in line and "published" in line)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.index("R@1 against ε") < page.index("What each attack does")
     for text in (table, page):
-        assert "ES, GTM" in text and f"{found.clean['R@1'].value:.1f}" in text and "20 attacked queries" in text
-    assert json.loads((tmp_path / "audit.json").read_text())["curve"]["queries"] == 20
+        assert "ES, GTM, starts" in text and f"{found.clean['R@1'].value:.1f}" in text
+    rows = load_file(tmp_path / "samples.safetensors")
+    assert torch.equal(rows["curve/R@1"], found.curve_rows["R@1"].cpu()) and len(rows["curve/ids"]) == 20
 
 
-@pytest.mark.parametrize("name", ["QA+", "GTM", "GTT"])
-def test_a_larger_eps_starts_where_a_smaller_one_ended(
-    name: str, model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[float] = []
-
-    def spy(embed: Any, images: Tensor, *others: Any, starts: Tensor | None = None, **more: Any) -> Any:
-        if starts is not None:
-            begun.append(float((starts - images).abs().max()))
-        return attack(embed, images, *others, starts=starts, **more)
-
-    monkeypatch.setattr(ensemble, "attack", spy)
-    ah.audit(model, digits, epsilons=[4 / 255, 8 / 255], attacks=[name], **QUICK)
-    assert begun == pytest.approx([4 / 255, 8 / 255], abs=1e-6)  # of 8/255 and of 16/255
-
-
-def test_a_curve_of_standard_attacks_is_made_by_nothing_else(
+def test_each_eps_starts_where_the_one_before_ended(
     model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The goals and the budget of the audit at every ε, the step in proportion: points can be compared."""
-    made: list[tuple[str, float, Budget]] = []
+    """From the audit's own ε downwards among the beaten, and upwards among those that withstand."""
+    begun: list[tuple[float, int, float]] = []
 
-    def spy(
-        embed: Any,
-        images: Tensor,
-        scene: Any,
-        goal: Any,
-        ids: Any,
-        ball: Any,
-        budget: Budget,
-        *others: Any,
-        **more: Any,
-    ) -> Any:
-        made.append((goal.name, ball.eps, budget))
-        assert more.get("find", ascend) is ascend and more.get("objective") is None
-        return attack(embed, images, scene, goal, ids, ball, budget, *others, **more)
+    def spy(embed: Any, images: Tensor, scene: Any, goal: Any, ids: Any, ball: Any, *others: Any, **more: Any) -> Any:
+        starts = more.get("starts")
+        if starts is not None:
+            begun.append((ball.eps, len(ids), float((starts - images).abs().max())))
+        return attack(embed, images, scene, goal, ids, ball, *others, **more)
 
     monkeypatch.setattr(ensemble, "attack", spy)
-    ah.audit(model, digits, epsilons=[8 / 255, 32 / 255], attacks=["GTM", "LTM"], **QUICK)
-    assert [name for name, *_ in made] == ["GTM", "LTM"] * 5  # from the clean images, and twice from the ε before
-    for _, eps, budget in made:
-        assert budget == Budget(4, 5 / 255 * eps / (16 / 255))
+    monkeypatch.setattr(run, "MEMBERS", ())
+    levels = [4 / 255, 8 / 255, 24 / 255]
+    found = ah.audit(model, digits, epsilons=levels, attacks=["GTM"], **QUICK)
+    kept = found.curve_rows["R@1"] > 0.5
+    clean, first, second, own, above = kept
+    assert 0 < int(own.sum()) < int(clean.sum())  # both directions are asked
+    wanted = {8 / 255: int((clean & ~own).sum()), 4 / 255: int((clean & ~second).sum()), 24 / 255: int(own.sum())}
+    for eps, count, far in begun:
+        assert count <= wanted[eps] and far <= eps + 1e-6
+    assert {eps for eps, count, _ in begun} == {eps for eps, count in wanted.items() if count}
+    assert bool((first >= second).all()) and bool((own >= above).all())
 
 
 def test_scores_as_files(strong: Audit) -> None:
@@ -476,7 +495,7 @@ def test_a_sound_model_raises_no_flag_of_the_black_box(strong: Audit) -> None:
 def test_until_goes_on_to_the_interval_asked_for(
     model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {**QUICK, "limit": 12, "steps": 1, "batch": 64}
+    settings = {**QUICK, "limit": 12, "steps": 1, "batch": 64, "epsilons": ()}
     first = ah.audit(model, digits, **settings).protocols["corrected"].ers
     assert first is not None
     half = (first.high - first.low) / 2

@@ -63,7 +63,7 @@ def train_on(out: Path, recipe: str) -> list[float]:
 
 
 def audit(out: Path) -> dict[str, Any]:
-    found = ah.audit(small(), digits(), limit=50, steps=3, batch=16, device="cpu", out=out, resamples=20)
+    found = ah.audit(small(), digits(), limit=50, steps=3, batch=16, epsilons=(), device="cpu", out=out, resamples=20)
     rows = {
         f"{run.label}/{p}/{n}": r.tolist() for run in found.runs for p, m in run.measures.items() for n, r in m.items()
     }

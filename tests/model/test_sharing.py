@@ -52,7 +52,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     changes |= {"data.resize": 8, "data.crop": 8}
     photos = str(folder / "photos")
     run = ah.fit(None, photos, str(folder / "mine.toml"), folder / "run", overrides=changes, device="cpu")
-    ah.audit(ah.load(run.path), photos, out=folder / "audit", limit=8, steps=2, device="cpu")
+    ah.audit(ah.load(run.path), photos, out=folder / "audit", limit=8, steps=2, epsilons=(), device="cpu")
     return folder
 
 
