@@ -50,7 +50,9 @@ def trained(arm: str, seed: int, data: ah.Dataset, args: argparse.Namespace) -> 
         with every_unit_kept() if arm == "slow" else nullcontext():
             run = fit()
         rows = run.metrics()
-        found = ah.audit(ah.load(run.path, "cuda"), data, limit=args.queries, batch=512, compile="on", epsilons=(), examine=None)
+        found = ah.audit(
+            ah.load(run.path, "cuda"), data, limit=args.queries, batch=512, compile="on", epsilons=(), examine=None
+        )
     scores = {name: each.ers for name, each in found.protocols.items()}
     return {
         "r1": rows[-1]["r1"],

@@ -206,7 +206,9 @@ def one_rank() -> None:
 
     torch.set_num_threads(1)
     data, model = ah.dataset("digits"), ah.Embedder("small", 64, channels=1, size=(8, 8))
-    ah.audit(model, data, limit=64, steps=1, batch=32, epsilons=(), device="cpu")  # once before: what is loaded is loaded
+    ah.audit(
+        model, data, limit=64, steps=1, batch=32, epsilons=(), device="cpu"
+    )  # once before: what is loaded is loaded
     begun = time.perf_counter()
     found = ah.audit(model, data, limit=0, batch=64, epsilons=(), device="cpu")
     seconds = time.perf_counter() - begun

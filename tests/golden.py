@@ -156,7 +156,10 @@ def cases(place: Path) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     yield "streamed", lambda: streamed(place)
     yield "ranks", lambda: two_ranks(place)
     model = ah.load(runs / "hm-lga")
-    yield "audit", lambda: audited(model, limit=60, eps=0.1, steps=8, alpha=0.03, epsilons=(), out=runs / "hm-lga" / "audit")
+    yield (
+        "audit",
+        lambda: audited(model, limit=60, eps=0.1, steps=8, alpha=0.03, epsilons=(), out=runs / "hm-lga" / "audit"),
+    )
     yield "audit/all", lambda: audited(model, limit=30, eps=0.1, steps=4, attacks=["nearest", "margin", "GTT", "ES"])
     yield "audit/adml", lambda: audited(model, limit=40, threat="adml", eps=0.1, seeds=2, epsilons=())
     yield "audit/cw", lambda: audited(model, limit=30, eps=0.1, method="cw", protocols=["corrected"], attacks=["ES"])

@@ -98,7 +98,20 @@ def test_algorithm_1(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_until_on_the_command_line(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ["--limit", "10", "--steps", "1", "--protocol", "corrected", "--until", "50", "--curve", "none", "--out", "u"]
+    options = [
+        "--limit",
+        "10",
+        "--steps",
+        "1",
+        "--protocol",
+        "corrected",
+        "--until",
+        "50",
+        "--curve",
+        "none",
+        "--out",
+        "u",
+    ]
     code, out, err = run(capsys, monkeypatch, "audit", "m.safetensors", *HERE, *options)
     assert code == 0 and "10 of 896 queries" in out, err
     code, _, err = run(capsys, monkeypatch, "audit", "m.safetensors", *HERE, "--strength", "very", "--out", "v")

@@ -151,10 +151,10 @@ def curve_levels(
     """Each ε of the curve of R@1, the smallest first.
 
     None asks for the default: an eighth, a quarter, a half and all of the threat's ε. An audit has it unless you chose
-    its attacks, a method that the ensemble does not start from, or the published protocol alone.
+    its attacks, another method than PGD, or the published protocol alone.
     """
     if epsilons is None:
-        able = usual and method in ("pgd", *VALUES_ONLY) and "corrected" in protocols
+        able = usual and method == "pgd" and "corrected" in protocols  # queries to a service may cost
         return tuple(threat.eps * share for share in SHARES) if able and threat.eps and threat.budget_steps else ()
     return tuple(sorted(set(epsilons)))
 
