@@ -59,6 +59,16 @@ def test_the_verdict(outcome: dict[str, Any], flags: list[str], level: str) -> N
     assert verdict_of({"protocols": {"corrected": outcome}, "flags": told}).level == level
 
 
+@pytest.mark.parametrize(("left", "level"), [(40.0, "good"), (30.0, "fair"), (2.0, "bad")])
+def test_the_verdict_counts_what_the_strong_attack_leaves(left: float, level: str) -> None:
+    """Columns that hold do not outweigh R@1 that falls; nor do smaller ε, or curves of other attacks."""
+    curve = {"eps": [0.0, 0.01, 0.1], "lines": {"R@1": [50.0, 49.0, left]}, "protocol": "strong"}
+    audit = {"protocols": {"corrected": columns(LTM=(50, 45))}, "settings": {"eps": 0.1}, "curve": curve}
+    found = verdict_of(audit)
+    assert found.level == level and f"{left:.1f} of 50.0" in found.text
+    assert verdict_of({**audit, "curve": {**curve, "protocol": "corrected"}}).level == "good"
+
+
 def test_the_verdict_goes_by_the_last_protocol_and_names_the_strongest_attack() -> None:
     mild, hard = columns(LTM=(50, 49), GTM=(50, 49)), columns(LTM=(50, 20), GTM=(50, 1))
     found = verdict_of({"protocols": {"published": mild, "corrected": hard}})

@@ -168,12 +168,14 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
 
 def _recall_left(audit: Mapping[str, Any]) -> tuple[str, float] | None:
     """A sentence about R@1 under the strong attack at the audit's ε, and the share of right answers that is left."""
-    found = headline_of(audit)
-    clean, after = (dig(found.get(eps), "value") for eps in (0.0, audit["settings"]["eps"]))
-    if clean is None or after is None:
+    found, eps = headline_of(audit), number(dig(audit, "settings", "eps"))
+    clean, after = (dig(found.get(each or 0.0), "value") for each in (0.0, eps))
+    if clean is None or after is None or not eps:
         return None
-    eps = pixel_fraction(audit["settings"]["eps"])
-    return f"The strong attack at ε {eps} leaves R@1 {after:.1f} of {clean:.1f}.", 100 * after / clean if clean else 0.0
+    return (
+        f"The strong attack at ε {pixel_fraction(eps)} leaves R@1 {after:.1f} of {clean:.1f}.",
+        100 * after / clean if clean else 0.0,
+    )
 
 
 # ---------------------------------------------------------------- how to repeat it

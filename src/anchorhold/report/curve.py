@@ -57,6 +57,7 @@ def headline_of(audit: Mapping[str, Any]) -> dict[float, dict[str, float | None]
             "high": None if span is None else span[1],
         }
         for eps, value, span in zip(curve["eps"], values, spans)
+        if number(eps) is not None
     }
 
 
