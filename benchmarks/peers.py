@@ -67,7 +67,7 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         away = torch.cdist(self.embed(images), self.scene.gallery)
-        own = self.scene.own[self.whose(images)][:, None] == torch.arange(away.shape[1])
+        own = self.scene.own[self.whose(images)][:, None] == torch.arange(away.shape[1], device=away.device)
         away = away.masked_fill(own, 4.0)  # no distance of unit vectors exceeds 2
         start = away.new_full((len(away), len(self.classes)), 4.0)
         near = start.scatter_reduce(1, self.places.expand_as(away), away, "amin", include_self=False)
@@ -111,9 +111,10 @@ def momentum(loss: str) -> Attack:
     def run(case: Case) -> list[Tensor]:
         found, (eps, linf) = [], (case.ball.eps, case.ball.norm == "linf")
         for start in range(3):
-            x = case.ball.start(case.images[:, None], Key.of(start)("momentum"), torch.arange(len(case.images)))[:, 0]
+            places = torch.arange(len(case.images), device=case.images.device)
+            x = case.ball.start(case.images[:, None], Key.of(start)("momentum"), places)[:, 0]
             mean = torch.zeros_like(x)
-            best, level = x.clone(), torch.full((len(x),), -torch.inf)
+            best, level = x.clone(), x.new_full((len(x),), -torch.inf)
             for step in range(500):
                 x = x.detach().requires_grad_()
                 scores = case.model(x)
@@ -146,7 +147,7 @@ def of_foolbox() -> Iterator[tuple[str, str, Attack]]:
         def attack(case: Case) -> list[Tensor]:
             many = case.restarts(settings.get("steps", 50))
             made = getattr(fb.attacks, kind.format(norm=case.norm))(**settings)
-            model = fb.PyTorchModel(case.model.eval(), bounds=(0, 1), device="cpu")
+            model = fb.PyTorchModel(case.model.eval(), bounds=(0, 1), device=case.images.device)
             found = []
             for start in range(many):
                 torch.manual_seed(start)
@@ -263,7 +264,13 @@ def of_pyautoattack() -> Iterator[tuple[str, str, Attack]]:
     def run(attacks: list[str]) -> Attack:
         def attack(case: Case) -> Any:
             made = AutoAttack(
-                case.model, attacks=attacks, eps=case.ball.eps, norm=case.norm, seed=0, version="custom", device="cpu"
+                case.model,
+                attacks=attacks,
+                eps=case.ball.eps,
+                norm=case.norm,
+                seed=0,
+                version="custom",
+                device=str(case.images.device),
             )
             for each in ("apgd_targeted", "fab"):
                 getattr(made, each).n_target_classes = len(case.model.classes) - 1
@@ -290,7 +297,7 @@ SOURCES: dict[str, Callable[[], Iterator[tuple[str, str, Attack]]]] = {
 @torch.no_grad()
 def turned(case: Case, scene: Scene, ids: Tensor, found: Tensor | list[Tensor]) -> Tensor:
     """Which queries have a wrong neighbour at one of these images, each projected into the ball."""
-    wrong = torch.zeros(len(ids), dtype=torch.bool)
+    wrong = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
     for images in found if isinstance(found, list) else [found]:
         inside = case.ball.project(images.detach()[:, None], case.images[:, None])[:, 0]
         wrong |= ~MarginAttack().right(scene, ids, embed_all(case.model.embed, [inside])).bool()
@@ -309,25 +316,32 @@ def strong_audit(model: nn.Module, ball: Ball, limit: int) -> tuple[Tensor, Tens
         threat=threat,
         strength="strong",
         limit=limit,
-        device="cpu",
+        device=str(next(model.parameters()).device),
+        precision="fp32",
         examine=None,
     )
     run = next(each for each in found.runs if each.label == "recall.strong")
     cost = {"seconds": time.monotonic() - begun, "image_steps": run.image_steps}
-    return run.ids, run.measures["strong"]["margin"] > 0.5, cost | {"after": (found.strong or {})["after"]}
+    return (
+        run.ids.cpu(),
+        (run.measures["strong"]["margin"] > 0.5).cpu(),
+        cost | {"after": (found.strong or {})["after"]},
+    )
 
 
 def compared(model: nn.Module, threats: list[Ball], limit: int, only: list[str], members: bool) -> Iterator[Found]:
     """Every threat on one model."""
     data = settings_from("natural", {"data": {"name": "digits"}}).data
-    test = load_images(dataset("digits").test, data, torch.device("cpu"), Silent())
+    where = next(model.parameters()).device
+    test = load_images(dataset("digits").test, data, where, Silent())
     images = torch.cat(list(test.plain(torch.arange(len(test.labels)), 256)))
     with frozen(model) as embed:
         e = embed_all(embed, list(images.split(256)))
-        scene = Scene.of(e, test.labels)
-        classifier = Classifier(embed, scene, images)
+        scene = Scene.of(e, test.labels.to(where))
+        classifier = Classifier(embed, scene, images).to(where)
         for ball in threats:
             ids, left, cost = strong_audit(model, ball, limit)
+            ids, left = ids.to(where), left.to(where)
             right = MarginAttack().right(scene, ids, e[ids]).bool()
             held = ids[left]
             steps = most_steps(goal_named("margin", "corrected")) + 32
@@ -408,6 +422,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(SOURCES), help=f"some of {', '.join(SOURCES)}")
     parser.add_argument("--seed", type=int, default=0, help="of the trainings")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; the models are trained on the CPU")
     parser.add_argument("--members", action="store_true", help="also measure every member of the ensemble alone")
     parser.add_argument("--out", type=Path, help="write the JSON here")
     asked = parser.parse_args()
@@ -417,13 +432,13 @@ def main() -> None:
     for package in PEERS:
         with contextlib.suppress(PackageNotFoundError):
             versions[package] = version(package)
-    about = provenance(computer_of(torch.device("cpu")))
+    about = provenance(computer_of(torch.device(asked.device)))
     result: Found = {"schema": "anchorhold.peers/1", **about, "peers": versions, "models": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in trained(folder, asked.models, asked.seed).items():
             print(name, flush=True)
             result["models"][Path(name).name] = []
-            for row in compared(model, threats, asked.limit, asked.only.split(","), asked.members):
+            for row in compared(model.to(asked.device), threats, asked.limit, asked.only.split(","), asked.members):
                 result["models"][Path(name).name].append(row)
                 if asked.out:  # after every threat: a long run that is stopped leaves what it has
                     asked.out.write_text(json.dumps(result, indent=1) + "\n")
