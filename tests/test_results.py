@@ -177,7 +177,7 @@ def test_the_readme_repeats_the_audits() -> None:
     strong = []
     for name, words in (
         ("natural-112", "has ERS {} published and {} corrected"),
-        ("hm-lga-112", "HM[S, LGA] {} (print: 32.4) and {}"),
+        ("hm-lga-112", "HM[S, LGA] {} (the paper reports 32.4) and {}"),
     ):
         found = json.loads((ROOT / "results" / "cub" / name / "audit.json").read_text())["protocols"]
         values = (f"{found[protocol]['ers']['value']:.1f}" for protocol in ("published", "corrected"))
@@ -311,12 +311,12 @@ def test_the_page_says_what_natural_training_depends_on() -> None:
     random = {name: r1[key][0] for name, key in (("natural-112", "as it is"), ("natural-112-1", "natural-112-1"))}
     random["natural-fp32"] = r1["natural-fp32"][0]
     lack = [53.9 - value for value in random.values()]
-    assert says(page, f"three runs end {min(lack):.1f} to {max(lack):.1f} points under print's 53.9, so")
+    assert says(page, f"three runs end {min(lack):.1f} to {max(lack):.1f} points under the paper's 53.9, so")
     assert says(page, f"so {min(lack) - 3:.1f} to {max(lack) - 3:.1f} under the band")
     (line,) = [line for line in tables()["results/cub --table print"] if name_in(line) == "natural-s"]
     under = [float(line[f"{name} paper"]) - float(line[head]) for name, head in (("R@1", "R@1"), ("ERS", "ERS publ."))]
     assert says(
-        page, "reproduces the softhard row**, {:.1f} points of R@1 and {:.1f} of ERS under print".format(*under)
+        page, "reproduces the softhard row**, {:.1f} points of R@1 and {:.1f} of ERS under the paper".format(*under)
     )
     told = f"the softhard row lacks {under[0]:.1f} points and the random one with seed 1 lacks {lack[1]:.1f}."
     assert says(page, told)
@@ -390,7 +390,7 @@ def test_the_page_says_how_much_print_overstates() -> None:
 def test_the_page_says_how_near_the_columns_come() -> None:
     names = ["CA+", "CA-", "QA+", "QA-", "ES:R", "LTM", "GTT"]
     apart = dict.fromkeys((*names, "TMA", "ES:D"), 0.0)
-    gtm: dict[str, list[str]] = {"here": [], "print": [], "rerun": []}
+    gtm: dict[str, list[str]] = {"here": [], "published": [], "rerun": []}
     for line in tables()["results/cub --table print"]:
         entry = RUNS[name_in(line)]
         if line["paper's row"] != "reproduced" or entry.setting("train.seed") or not line["method"].startswith("HM"):
@@ -401,13 +401,13 @@ def test_the_page_says_how_near_the_columns_come() -> None:
         assert again
         own = {name: column["value"] for name, column in entry.audit["protocols"]["published"]["columns"].items()}
         apart = {name: max(gap, abs(own[name] - row.published[name])) for name, gap in apart.items()}
-        for whose, columns in (("here", own), ("print", row.published), ("rerun", again.published)):
+        for whose, columns in (("here", own), ("published", row.published), ("rerun", again.published)):
             gtm[whose].append(f"{columns['GTM']:.1f}")
     page = " ".join(PAGE.split())
     assert says(page, f"within {max(apart[name] for name in names):.1f} points of hm in all three")
     assert says(page, f"(TMA within {apart['TMA']:.3f}, ES:D within {apart['ES:D']:.3f})".replace("0.0", ".0"))
     told = {whose: "{}, {} and {}".format(*values) for whose, values in gtm.items()}
-    assert says(page, f"leaves {told['here']} here and {told['print']} in hm, but {told['rerun']} in the rerun")
+    assert says(page, f"leaves {told['here']} here and {told['published']} in hm, but {told['rerun']} in the rerun")
     lines = {name_in(line): line for line in tables()["results/cub --table print"]}
     seeds = [[lines[name][head] for name in ("hm-lga-ics", "hm-lga-ics-1")] for head in ("R@1", "ERS publ.")]
     r1, ers = (f"{abs(float(first) - float(second)):.1f}" for first, second in seeds)
@@ -459,16 +459,18 @@ def test_the_page_says_how_the_forms_of_catride_differ_from_print() -> None:
         row = row_of(entry)
         assert entry.audit and row
         own = entry.audit["protocols"]["published"]
-        found["print"] = {key: row.published[key] for key in ("R@1", "ERS", "ARS", *columns)}
+        found["published"] = {key: row.published[key] for key in ("R@1", "ERS", "ARS", *columns)}
         found[name] = {"R@1": entry.audit["clean"]["R@1"]["value"], "ERS": own["ers"]["value"]}
         found[name] |= {"ARS": own["ars"]["constants"]["value"]} | {
             key: own["columns"][key]["value"] for key in columns
         }
         cells = [f"{value:.{3 if key in ('TMA', 'ES:D') else 1}f}" for key, value in found[name].items()]
         assert f"| {label} | {' | '.join(cells)} |" in PAGE
-    cells = [f"{value:.{2 if key in ('TMA', 'ES:D') else 1}f}" for key, value in found["print"].items()]
-    assert f"| print | {' | '.join(cells)} |" in PAGE
-    printed, equations, distinct, code = (found[n] for n in ("print", "catride", "catride-distinct", "catride-code"))
+    cells = [f"{value:.{2 if key in ('TMA', 'ES:D') else 1}f}" for key, value in found["published"].items()]
+    assert f"| published | {' | '.join(cells)} |" in PAGE
+    printed, equations, distinct, code = (
+        found[n] for n in ("published", "catride", "catride-distinct", "catride-code")
+    )
     literal, log = found["catride-literal"], log_of("catride-literal")
     gap = [abs(literal[key] - equations[key]) for key in ("ERS", "R@1")]
     assert (
@@ -479,7 +481,7 @@ def test_the_page_says_how_the_forms_of_catride_differ_from_print() -> None:
     apart = [[run[key] - printed[key] for run in (equations, found["catride-1"])] for key in ("R@1", "ERS")]
     assert [[round(value) for value in pair] for pair in apart] == [[-4, -4], [2, 2]]
     over, under = code["R@1"] - printed["R@1"], printed["ERS"] - code["ERS"]
-    assert says(page, f"code's form ends {over:.1f} points above print's; its ERS is {under:.1f} under, and ARS")
+    assert says(page, f"code's form ends {over:.1f} points above the paper's; its ERS is {under:.1f} under, and ARS")
     assert says(page, f"under, and ARS {printed['ARS'] - code['ARS']:.1f}.")
     assert all(abs(equations[key] - printed[key]) < abs(code[key] - printed[key]) for key in ("ERS", "ARS"))
     for key in columns[:4]:
@@ -562,7 +564,7 @@ def test_the_page_says_what_robust_weights_bring_without_a_defence() -> None:
     assert says(page, f"{told} {natural['R@1']} / {natural['ERS publ.']}.")
     pairs = re.findall(r"-([\d.]+) / \+([\d.]+) (?:over|in) ", PAGE.split("gain: natural-robust")[1])[:2]
     (r1, ers), (print_r1, print_ers) = pairs
-    told = f"{print_r1} points of R@1 lost in print and {r1} here, and {print_ers} points of ERS gained and {ers}"
+    told = f"{print_r1} points of R@1 lost in the papers and {r1} here, and {print_ers} points of ERS gained and {ers}"
     assert says(page, told)
     values = []
     for name in ("hm-lga-robust", "natural-robust"):
@@ -573,7 +575,7 @@ def test_the_page_says_what_robust_weights_bring_without_a_defence() -> None:
     start = row_named("robust-init/a3/cub/natural-r-init-4").published
     twice = [row_named(f"robust-init/{table}/cub/hm-lga-8-init-4").published for table in ("a5", "a2")]
     first, second = ([row[key] - start[key] for key in ("R@1", "ERS")] for row in twice)
-    told = "changes R@1 by {:.1f} and ERS by {:+.1f}, in print by {:.1f} and {:+.1f}, or {:.1f} and {:+.1f}."
+    told = "changes R@1 by {:.1f} and ERS by {:+.1f}, in the paper by {:.1f} and {:+.1f}, or {:.1f} and {:+.1f}."
     assert says(page, told.format(*over, *first, *second))
     lacks = [
         [row[key] - value for row in (start, *twice) for key, value in (("R@1", r1), ("ERS", ers))]

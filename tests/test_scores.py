@@ -40,7 +40,7 @@ ROUNDING = {"robust-init": 0.75, "hm": 0.075, "catride": 0.1001}
 INCONSISTENT = {"catride/t2/cub/ca-tride-16": 38.79, "catride/t2/cars/natural-r": 3.87}
 
 
-# ---------------------------------------------------------------- print
+# ---------------------------------------------------------------- the papers
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)

@@ -214,7 +214,7 @@ def test_an_anchor_that_is_its_own_positive_pays_its_whole_shift() -> None:
     assert intra_class(a, a, a) == 0 and intra_class(a, moved, n) != intra_class(a, moved, a)
 
 
-# Beyond print: a destination relative to the source, and some of the members ---------------------------------
+# Beyond the papers: a destination relative to the source, and some of the members -----------------------------
 
 
 def test_a_destination_relative_to_the_source_attacks_every_triplet() -> None:

@@ -1,4 +1,4 @@
-"""Which row of print a run repeats, and whether it does."""
+"""Which published row a run repeats, and whether it does."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_ars_of_001s_rows_is_printed_by_002() -> None:
         (35.0, 27.4, "reproduced"),
         (34.9, 32.4, "outside"),
         (38.0, 37.5, "outside"),
-        (35.5, 26.0, "outside"),  # R@1 of print and ERS of the rerun do not add up to a row
+        (35.5, 26.0, "outside"),  # R@1 of the paper and ERS of the rerun do not add up to a row
         (34.9, None, "outside"),
         (42.0, None, None),  # the rerun's may still be met
         (None, None, None),

@@ -1,4 +1,4 @@
-"""Print as data: the file against the papers, each row against the settings its method stands for, and --row."""
+"""Published rows as data: the file against the papers, each row against the settings of its method, and --row."""
 
 import json
 import re
@@ -110,7 +110,7 @@ def test_numbers_as_printed(name: str, printed: dict[str, float]) -> None:
 
 
 def test_a_table_of_000_repeats_another() -> None:
-    """A1 gives R@1 and ERS of what A2 and A3 print whole; Zhou & Patel 2022's natural row is quoted in A4 and A5."""
+    """A1 gives R@1 and ERS of what A2 and A3 give whole; Zhou & Patel 2022's natural row is quoted in A4 and A5."""
     assert row_named("robust-init/a5/cub/natural-r").published == row_named("hm/t6/cub/natural-r").published
     assert row_named("robust-init/a1/cub/hm-h-lga-8-init-4").note == "A1 reports ERS 34.4"
 
@@ -258,7 +258,7 @@ def run(capsys: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[
 
 @pytest.mark.medium
 def test_train_by_row(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A set without print may borrow the method; what was trained, and after which row, is on record."""
+    """A set without published rows may borrow the method; what was trained, and after which row, is on record."""
     monkeypatch.chdir(tmp_path)
     quick = ["--set", "train.epochs=1", "--set", "model.dim=8", "--set", "defence.steps=1", "--device", "cpu"]
     code, out, err = run(capsys, monkeypatch, "train", "digits", "--row", "hm/t5/cub/hm-r-m-8", *quick)

@@ -15,10 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import check
 from ..random import Key
 from .ball import Ball
-from .problem import Ascent, Problem, Watch, check_units, refuse_watch
+from .problem import Ascent, Problem, Watch, check_queries
 from .rules import Climb
 
 __all__ = ["estimate", "nes"]
@@ -60,14 +59,8 @@ def nes(
     other field of the budget.
     """
     objective, ball, budget = problem.objective, problem.ball, problem.budget
-    budget.read_by("NES", "steps", "start")
-    check(budget.start != "random", "NES starts at the clean image: leave start out")
-    refuse_watch(watch, "NES")
-    check_units(images, ids, embedded, starts)
-    check(images.ndim == 5 and images.shape[1] == 1, "NES attacks images (U, 1, C, H, W), one view per unit")
-    check(not objective.coupled, "NES compares values per unit, and a coupled objective has none")
+    check_queries("NES", problem, images, ids, embedded, starts, watch)
     key = problem.drawn("the random directions of NES")
-    ball.admit(images)
     clean = images[:, 0]
     positions = torch.arange(len(clean), device=clean.device)
     ids = positions if ids is None else ids.to(clean.device)

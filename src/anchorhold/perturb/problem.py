@@ -17,7 +17,7 @@ from ..random import Key
 from .ball import Ball
 from .settings import Budget
 
-__all__ = ["Ascent", "Objective", "Problem", "Value", "Watch", "check_units", "refuse_watch"]
+__all__ = ["Ascent", "Objective", "Problem", "Value", "Watch", "check_queries", "check_units", "refuse_watch"]
 
 Value = Callable[[Tensor, Tensor], Tensor]  # embeddings (U', V, D) of some units and their positions (U',) to a number
 Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it starts from, their positions (U',)
@@ -125,6 +125,25 @@ class Ascent:
 def refuse_watch(watch: Watch | None, method: str) -> None:
     """Refuse a watcher: the step before the last is not the one before the result."""
     check(watch is None, f"{method} keeps its best iterate, so the step before the last cannot be measured: use PGD")
+
+
+def check_queries(
+    method: str,
+    problem: Problem,
+    images: Tensor,
+    ids: Tensor | None,
+    embedded: Tensor | None,
+    starts: Tensor | None,
+    watch: Watch | None,
+) -> None:
+    """Refuse what a method without gradients cannot use: NES and Square start at the clean image of one view."""
+    problem.budget.read_by(method, "steps", "start")
+    check(problem.budget.start != "random", f"{method} starts at the clean image: leave start out")
+    refuse_watch(watch, method)
+    check_units(images, ids, embedded, starts)
+    check(images.ndim == 5 and images.shape[1] == 1, f"{method} attacks images (U, 1, C, H, W), one view per unit")
+    check(not problem.objective.coupled, f"{method} compares values per unit, and a coupled objective has none")
+    problem.ball.admit(images)
 
 
 def check_units(images: Tensor, ids: Tensor | None, embedded: Tensor | None, starts: Tensor | None) -> None:

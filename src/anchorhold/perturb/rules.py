@@ -170,8 +170,7 @@ def moments(steps: int) -> list[int]:
 
 def adaptive(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun: Climb) -> Climb:
     """Take `budget.steps` steps of APGD and keep the best iterate; a unit that met its goal stops."""
-    objective, ball, positions = problem.objective, problem.ball, units.positions
-    origin, x, steps, drop = laid(origin), begun.x, problem.budget.steps, problem.budget.drop
+    ball, origin, x, steps, drop = problem.ball, laid(origin), begun.x, problem.budget.steps, problem.budget.drop
     count, wide = len(x), (-1, *[1] * (x.ndim - 1))
     out = Climb(x.clone(), begun.level, begun.met)
     turns, last_turn = set(moments(steps)), 0
@@ -191,32 +190,15 @@ def adaptive(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
             out.active += [] if measuring else [0]
             continue
         here = here.detach().requires_grad_(not measuring)
-        own = rows[active]
-        with torch.set_grad_enabled(not measuring):
-            embeddings = units.embed(here, own)
-            value = objective.value(embeddings, positions[own])
-        check(
-            value.shape == active.shape,
-            f"the objective gave {tuple(value.shape)} for {len(active)} units; APGD needs one number per unit",
-        )
-        now = value.detach().double()
-        done = objective.met(embeddings, positions[own], value)
-        better = now > out.level[active]
-        if done is not None:  # without a hinge, an unfinished iterate may have had a higher value
-            better |= done & ~out.met[active]
-            out.met[active] |= done
-        if measuring:
-            gradient = torch.zeros_like(here)
-        else:
-            (gradient,) = torch.autograd.grad(value.sum(), here)
-            out.work += len(active) * x.shape[1]
-        here = here.detach()
-        chosen = active[better]
-        out.level[chosen], out.x[chosen], slope[chosen] = now[better], here[better], gradient[better]
-        rises[active] += (now > height[active]) & (step > 0)  # the start does not count as a rise
-        height[active] = now
+        value, done, better = _keep_best(out, problem, units, rows[active], here, active)
         if measuring:
             break
+        (gradient,) = torch.autograd.grad(value.sum(), here)
+        out.work += len(active) * x.shape[1]
+        here, now = here.detach(), value.detach().double()
+        slope[active[better]] = gradient[better]
+        rises[active] += (now > height[active]) & (step > 0)  # the start does not count as a rise
+        height[active] = now
         if drop and done is not None and bool(done.any()):
             stay = torch.nonzero(~done).squeeze(1)
             active, here, before, centre = active[stay], here[stay], before[stay], centre[stay]
@@ -241,8 +223,7 @@ def adaptive(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
 
 def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun: Climb) -> Climb:
     """Steps along a running mean, by Adam or momentum; the best iterate is kept, and a unit that met its goal stops."""
-    objective, budget, ball, positions = problem.objective, problem.budget, problem.ball, units.positions
-    x, wide = begun.x, (-1, *[1] * (begun.x.ndim - 1))
+    budget, ball, x, wide = problem.budget, problem.ball, begun.x, (-1, *[1] * (begun.x.ndim - 1))
     out = Climb(x.clone(), begun.level, begun.met)
     active = torch.nonzero(~out.met).squeeze(1) if begun.settled else torch.arange(len(x), device=x.device)
     here, region = x[active], Region(ball, laid(origin)).rows(active)
@@ -253,21 +234,7 @@ def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
             out.active += [] if measuring else [0]
             continue
         here = here.detach().requires_grad_(not measuring)
-        own = rows[active]
-        with torch.set_grad_enabled(not measuring):
-            embeddings = units.embed(here, own)
-            value = objective.value(embeddings, positions[own])
-        check(
-            value.shape == active.shape,
-            f"the objective gave {tuple(value.shape)} for {len(active)} units; this rule needs one number per unit",
-        )
-        now, done = value.detach().double(), objective.met(embeddings, positions[own], value)
-        better = now > out.level[active]
-        if done is not None:
-            better |= done & ~out.met[active]
-            out.met[active] |= done
-        chosen = active[better]
-        out.level[chosen], out.x[chosen] = now[better], here.detach()[better]
+        value, done, _ = _keep_best(out, problem, units, rows[active], here, active)
         if measuring:
             break
         (gradient,) = torch.autograd.grad(value.sum(), here)
@@ -287,6 +254,32 @@ def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
             mean, square = mean[stay], square[stay]
         out.active.append(len(active))
     return out
+
+
+def _keep_best(
+    out: Climb, problem: Problem, units: Units, rows: Tensor, here: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Measure the iterate `here` of the units `active`, and keep it in `out` where it is the best so far.
+
+    Returns the values, which units met their goal (None without a goal), and which improved; each is (U',). The values
+    can be differentiated if `here` requires a gradient.
+    """
+    objective, positions = problem.objective, units.positions[rows]
+    with torch.set_grad_enabled(here.requires_grad):
+        embeddings = units.embed(here, rows)
+        value = objective.value(embeddings, positions)
+    check(
+        value.shape == active.shape,
+        f"the objective gave {tuple(value.shape)} for {len(active)} units; this rule needs one number per unit",
+    )
+    now, done = value.detach().double(), objective.met(embeddings, positions, value)
+    better = now > out.level[active]
+    if done is not None:  # without a hinge, an unfinished iterate may have had a higher value
+        better |= done & ~out.met[active]
+        out.met[active] |= done
+    chosen = active[better]
+    out.level[chosen], out.x[chosen] = now[better], here.detach()[better]
+    return value, done, better
 
 
 def _stride(ball: Ball, x: Tensor, gradient: Tensor, size: Tensor) -> Tensor:

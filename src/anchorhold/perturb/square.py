@@ -10,10 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..errors import check
 from ..random import Key
 from .ball import Ball
-from .problem import Ascent, Problem, Watch, check_units, refuse_watch
+from .problem import Ascent, Problem, Watch, check_queries
 from .rules import Climb
 from .square_l2 import first_l2, moved_l2
 from .windows import Windows
@@ -94,14 +93,8 @@ def square(
     the budget.
     """
     embed, objective, ball, budget = problem.embed, problem.objective, problem.ball, problem.budget
-    budget.read_by("Square", "steps", "start")
-    check(budget.start != "random", "Square starts at the clean image and tries stripes first: leave start out")
-    refuse_watch(watch, "Square")
-    check_units(images, ids, embedded, starts)
-    check(images.ndim == 5 and images.shape[1] == 1, "Square attacks images (U, 1, C, H, W), one view per unit")
-    check(not objective.coupled, "Square compares values per unit, and a coupled objective has none")
+    check_queries("Square", problem, images, ids, embedded, starts, watch)
     key = problem.drawn("the random squares of Square")
-    ball.admit(images)
     clean = images[:, 0]
     positions = torch.arange(len(clean), device=clean.device)
     ids = positions if ids is None else ids.to(clean.device)
