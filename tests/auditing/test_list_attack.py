@@ -111,6 +111,9 @@ def test_a_search_function_and_the_model_behind_it_give_the_same_curve(net: ah.E
     options: dict[str, Any] = {"k": 6, "queries": 40, "eps": 0.1, "limit": 30, "batch": 16, "device": "cpu"}
     by_ids = ah.attack_list(service(net, 6, calls), DIGITS, **options)
     by_model = ah.attack_list(net, DIGITS, **options)
+    same = ah.attack_list(net, DIGITS, threat=ah.Threat(eps=0.1), **{**options, "eps": None})
+    assert same.r1 == by_model.r1 and same.settings == by_model.settings
+    assert ah.attack_list(net, DIGITS, threat=ah.Threat(eps=0.1, norm="l2"), **{**options, "eps": None}).r1 != same.r1
     assert by_ids.r1 == by_model.r1 and torch.equal(by_ids.images, by_model.images)
     assert by_ids.queries == sum(calls) == int(by_ids.spent.sum()) <= 30 * 40 and max(calls) <= 16
     assert len(by_ids.r1) == 40 and list(by_ids.r1) == sorted(by_ids.r1, reverse=True) and by_ids.r1[-1] < by_ids.r1[0]
@@ -168,7 +171,8 @@ def test_natural_lists_fall_faster_than_hardened_ones(tmp_path: Path) -> None:
         (lambda x: x, {"k": 0}, "k must be at least 1"),
         (lambda x: x, {"k": 1}, "set k to 2 or more"),
         (lambda x: x, {"k": 10**6}, "more than the"),
-        (lambda x: x, {"norm": "l1"}, "there are: linf, l2"),
+        (lambda x: x, {"threat": ah.Threat(steps=5)}, "takes queries, no steps"),
+        (lambda x: x, {"threat": "strong"}, "no threat is called 'strong'"),
         (lambda x: torch.zeros(len(x), 10).long(), {"goal": "speed"}, "there are: recall, overlap, order"),
         (lambda x: x, {"limit": -1}, "limit must not be negative"),
         (lambda x: x, {"batch": 0}, "batch must be at least 1"),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +26,7 @@ from ..geometry import retrieve
 from ..model.chunked import chunked
 from ..model.frozen import embed_images, frozen
 from ..model.wrap import as_victim
-from ..perturb.ball import Ball
-from ..perturb.settings import check_l2
+from ..perturb.settings import Threat, threat_of
 from ..random import Key
 from ..runs.writing import atomic
 from .classes import part_of
@@ -84,8 +83,8 @@ def attack_list(
     *,
     k: int = 10,
     queries: int = 1000,
-    eps: float = 8 / 255,
-    norm: Literal["linf", "l2"] = "linf",
+    threat: Threat | str = "standard",
+    eps: float | None = None,
     goal: ListGoal = "recall",
     limit: int = 100,
     names: Sequence[Hashable] | None = None,
@@ -104,7 +103,8 @@ def attack_list(
         data: as in `audit`; it says which images ask, and the classes of the gallery.
         k: length of the lists.
         queries: most images sent for each attacked one, the clean one included.
-        eps, norm: the ball, linf or l2.
+        threat: how far an image may change, `ah.Threat(eps=8/255)`; this attack takes queries, and no steps.
+        eps: overrides the threat's.
         goal: recall, a wrong first id; overlap, other ids than in the clean list; order, its first ids in reverse.
         limit: number of attacked queries, a seeded sample over all classes; 0 is all.
         names: the ids that the function returns, one for each gallery image; by default they are positions from 0.
@@ -124,8 +124,12 @@ def attack_list(
     check(queries >= 1, f"queries must be at least 1, got {queries}")
     check(batch >= 1, f"batch must be at least 1, got {batch}")
     check(limit >= 0, f"limit must not be negative, got {limit}; 0 attacks all")
-    check_l2(eps, norm)
-    ball, report, key = Ball(eps, norm), report or Silent(), Key.of(seed)("list attack")
+    chosen = threat_of(threat, eps)
+    check(
+        not isinstance(threat, Threat) or (threat.steps is None and threat.alpha is None and threat.start == "zero"),
+        "an attack on lists takes queries, no steps: leave steps, alpha and start out of the threat",
+    )
+    ball, report, key = chosen.ball, report or Silent(), Key.of(seed)("list attack")
     model = as_victim(search) if isinstance(search, nn.Module) else None
     if model is None and not callable(search):
         raise ModelError(f"search is {kind_of(search)}; give a model, or a function from images to ids (B, k)")
@@ -141,7 +145,15 @@ def attack_list(
     check(k > alone, "the gallery holds the queries' own images, which do not count: set k to 2 or more")
     check(k <= size, f"k = {k} is more than the {size} images of the gallery")
     ids = sample(material.labels, limit, key("sample"))
-    settings = {"k": k, "queries": queries, "eps": eps, "norm": norm, "goal": goal, "limit": limit, "seed": seed}
+    settings = {
+        "k": k,
+        "queries": queries,
+        "eps": ball.eps,
+        "norm": ball.norm,
+        "goal": goal,
+        "limit": limit,
+        "seed": seed,
+    }
     with ExitStack() as stack:
         asked: Search
         if model is not None:
@@ -153,9 +165,9 @@ def attack_list(
         with report.task("attacking lists", len(ids)) as advance:
             for at in ids.split(batch):
                 (images,) = material.query.plain(at, batch=len(at))
-                chosen = at.to(where)
-                known = Lists(material.labels[chosen], material.gallery_labels, material.own[chosen])
-                parts.append(attack_lists(asked, images, known, ball, queries, goal, key("moves"), chosen))
+                rows = at.to(where)
+                known = Lists(material.labels[rows], material.gallery_labels, material.own[rows])
+                parts.append(attack_lists(asked, images, known, ball, queries, goal, key("moves"), rows))
                 advance(sum(len(part.queries) for part in parts), "")
     after = torch.stack([part.after for part in parts]).sum(0)
     return ListAttack(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .app import Data, Device, Eps, Mean, Model, Root, Size, Std, app, model_of, number
+from .app import Data, Device, Eps, Mean, Model, Norm, Root, Size, Std, app, model_of, threat_options
 
 
 @app.command(name="attack-list")
@@ -16,7 +16,7 @@ def attack_list(
     k: Annotated[int, typer.Option("-k", help="Length of the returned lists")] = 10,
     queries: Annotated[int, typer.Option(help="Queries for each attacked image")] = 1000,
     eps: Eps = "",
-    norm: Annotated[str, typer.Option(help="linf or l2")] = "linf",
+    norm: Norm = "linf",
     goal: Annotated[str, typer.Option(help="recall, overlap or order")] = "recall",
     limit: Annotated[int, typer.Option(help="Number of images to attack, sampled over all classes; 0 is all")] = 100,
     mean: Mean = "",
@@ -31,14 +31,15 @@ def attack_list(
     from ..auditing.list_attack import attack_list as attack
     from ..console import Console
 
+    told = threat_options("standard", eps, norm, "", None)
     found = attack(
         model_of(model, mean, std, size),
         audited_data(data, root),
         k=k,
         queries=queries,
-        eps=number("--eps", eps) if eps else 8 / 255,
-        norm=norm,  # type: ignore[arg-type]  # checked by the callee
-        goal=goal,  # type: ignore[arg-type]
+        threat=told["threat"],
+        eps=told["eps"],
+        goal=goal,  # type: ignore[arg-type]  # checked by the callee
         limit=limit,
         seed=seed,
         device=device,
