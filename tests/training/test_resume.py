@@ -88,6 +88,8 @@ CASES = {
     "hardness": Case("hm-lga"),
     "hardness boosted": Case("hm-lga", {"defence": BOOSTED}),
     "hardness benign": Case("hm-lga", {"train": {"benign": 0.5, "ema": 0.9}}),
+    "free": Case("hm-free"),
+    "free carried": Case("hm-free", {"defence": {"steps": 2, "carry": True, "reuse": "loss", "destination": 0.0}}),
     "act": Case("act"),
     "est": Case("est", model=live),
     "ses": Case("ses"),

@@ -16,7 +16,7 @@ from .. import losses
 from ..geometry import Distance, cosine, euclidean
 from ..model.frozen import Embed
 from ..perturb.problem import Objective
-from .settings import EstSettings, RestSettings, SesSettings
+from .settings import EstSettings, RestSettings, SesSettings, ShiftSettings
 from .step import Step, changed
 
 __all__ = [
@@ -39,7 +39,7 @@ def move_away(clean: Tensor, distance: Distance = euclidean) -> Objective:
     )
 
 
-def _moved(step: Step, embed: Embed, images: Tensor, clean: Tensor, settings: EstSettings) -> Tensor:
+def _moved(step: Step, embed: Embed, images: Tensor, clean: Tensor, settings: ShiftSettings) -> Tensor:
     return step.perturb(embed, images.unsqueeze(1), move_away(clean, SHIFTS[settings.shift]), settings).squeeze(1)
 
 
@@ -53,7 +53,7 @@ def embedding_shifted(step: Step, settings: EstSettings) -> Iterator[Tensor]:
         clean = step.see(embed, images)
         moved = _moved(step, embed, images, clean, settings)
     e = step.embed(moved)
-    chosen = step.mine(settings.sampler, e.detach(), settings.margin)
+    chosen = step.mine(settings.sampler, e.detach(), settings.margin, **settings.mining)
     # Batch statistics alone move embeddings, so the shift is measured from clean embeddings in the same mode.
     before = clean if seen is None else seen
     step.log_shift(before, e, 1, before, changed(images, moved))
@@ -68,7 +68,7 @@ def suppressed_shift(step: Step, settings: SesSettings) -> Iterator[Tensor]:
         moved = _moved(step, embed, images, clean, settings)
     step.trains_on(torch.arange(len(images)).repeat(2))
     e, there = step.embed(torch.cat([images, moved])).chunk(2)
-    chosen = step.mine(settings.sampler, e.detach(), settings.margin)
+    chosen = step.mine(settings.sampler, e.detach(), settings.margin, **settings.mining)
     step.log_shift(e.detach(), there, 1, e.detach(), changed(images, moved))
     loss = losses.triplet(e[chosen.anchor], e[chosen.positive], e[chosen.negative], settings.margin)
     yield loss + settings.weight * SHIFTS[settings.shift](there, e).mean()
@@ -79,7 +79,7 @@ def revised_embedding_shifted(step: Step, settings: RestSettings) -> Iterator[Te
     images = step.batch.images
     with step.frozen() as embed:
         clean = step.see(embed, images)
-        chosen = step.mine(settings.sampler, clean, settings.window)
+        chosen = step.mine(settings.sampler, clean, settings.window, **settings.mining)
         others = torch.cat([chosen.positive, chosen.negative])
         moved = _moved(step, embed, images[others], clean[others], settings)
     step.trains_on(torch.cat([chosen.anchor, others]))

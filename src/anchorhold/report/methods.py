@@ -21,6 +21,8 @@ def method_of(defence: Mapping[str, Any]) -> str:
     name = str(defence.get("name", ""))
     if name == "tride":
         return _tride(defence)
+    if name == "free":
+        return f"free {method_of({**defence, 'name': 'hardness'})}"
     short = {"natural": "N/A", "hardness": "HM"}.get(name, name.upper() if len(name) <= 4 else name)
     if name == "hardness":
         goal = _letter(defence.get("destination")) + (f"+{defence['rise']:g}" if defence.get("rise") else "")
