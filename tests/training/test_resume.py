@@ -95,6 +95,7 @@ CASES = {
     "ses": Case("ses"),
     "rest": Case("rest"),
     "tride": Case("catride"),
+    "tride adaptive": Case("catride", {"defence": {"steps": 2, "adaptive": 60.0, "sampler": "softhard", "ics": 0.5}}),
     "adml": Case("adml", {"data": {"crop": 6, "crop_least": 0.6}}),
     "classify": Case("classify"),
     "distil": Case("distil"),

@@ -70,8 +70,9 @@ class Mining:
 
     @property
     def mining(self) -> Mapping[str, Any]:
-        """The arguments of `Step.mine`."""
-        return {"lower": self.lower or None, "upper": self.upper or None, "own_positive": self.own_positive}
+        """The arguments of `Step.mine` that are set."""
+        cuts = {"lower": self.lower, "upper": self.upper}
+        return {name: cut for name, cut in cuts.items() if cut} | ({} if self.own_positive else {"own_positive": False})
 
 
 def check_cuts(lower: float, upper: float) -> None:
