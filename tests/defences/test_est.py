@@ -171,6 +171,32 @@ def test_frozen_batchnorm_stays_and_modes_are_restored(name: str) -> None:
     assert any(g.abs().max() > 0 for g in gradients)
 
 
+@pytest.mark.parametrize("name", ["est", "ses", "est live"])
+def test_the_structure_term_of_moved_anchors_is_added_by_its_weight(name: str) -> None:
+    """λ · mean max(0, d(a, a') − d(a, p)) with gradient through all three; the rest is the defence without it."""
+    live = name.endswith("live")
+    step = with_batchnorm(freeze=False) if live else make_step()
+    step.batch.images[1::2] = 0.9 * step.batch.images[0::2] + 0.1 * step.batch.images[1::2]  # near positives
+    twin = copy.deepcopy(step)
+    defence, kind = DEFENCES[name[:3]], DEFENCE_SETTINGS[name[:3]]
+    loss, gradients = train(step, defence(step, kind("random", ics=0.7, **STRONG)))
+    x, model = step.batch.images, copy.deepcopy(twin.model)
+    plain, without = train(twin, defence(twin, kind("random", **STRONG)))
+    clean = model(x)  # in training: with live BatchNorm this moves the running statistics that the attack sees
+    with frozen(model) as embed:
+        moved = climbed(embed, x, **STRONG)
+    after = model(moved)
+    a, there, p = clean[0::2], after[0::2], clean[1::2]  # a random triplet has the partner as its positive
+    terms = (euclidean(a, there) - euclidean(a, p)).clamp(min=0)
+    assert (terms > 0).any()
+    (0.7 * terms.mean()).backward()
+    assert torch.allclose(loss, plain + 0.7 * terms.mean(), atol=1e-10)
+    term = [w.grad for w in model.parameters() if w.grad is not None]
+    assert all(torch.allclose(g, u + t, atol=1e-9) for g, u, t in zip(gradients, without, term, strict=True))
+    after_all, wanted = buffers(step.model), buffers(twin.model)  # no pass more than without the term
+    assert all(torch.equal(after_all[each], wanted[each]) for each in wanted)
+
+
 # SES and REST -----------------------------------------------------------------------------------------------
 
 
@@ -240,6 +266,8 @@ def test_a_benign_batch_is_natural_training(name: str, start: str) -> None:
         (lambda: SesSettings(weight=-1.0), "weight"),
         (lambda: SesSettings("randon"), "did you mean random"),
         (lambda: RestSettings(window=0.0), "window"),
+        (lambda: EstSettings(ics=-0.5), r"ics \(λ\) .* at least 0"),
+        (lambda: EstSettings(upper=1.4), "cut-offs of the distance sampler"),
         (lambda: RestSettings(margin=-0.1), "margin"),
     ],
 )

@@ -362,6 +362,40 @@ def test_source_and_destination_are_drawn_apart(monkeypatch: pytest.MonkeyPatch)
     assert len(drawn) == 2 and not torch.equal(*drawn)
 
 
+@pytest.mark.parametrize("ends", [("distance", "random"), ("random", "distance"), ("softhard", "distance")])
+def test_cut_offs_and_roth_s_positives_reach_source_and_destination(
+    ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Any]] = []
+    mine = Step.mine
+
+    def spy(step: Step, sampler: str, *rest: Any, **more: Any) -> Any:
+        asked.append((sampler, more))
+        return mine(step, sampler, *rest, **more)
+
+    monkeypatch.setattr(Step, "mine", spy)
+    step, soft = make_step(), "softhard" in ends
+    cuts: dict[str, Any] = {"lower": 0.05, "upper": 0.5} | ({"own_positive": False} if soft else {})
+    train(step, hardness_manipulation(step, HardnessSettings(*ends, steps=1, **cuts)))
+    assert asked == [(end, cuts) for end in ends]
+    train(step, hardness_manipulation(step, HardnessSettings(*ends, steps=1)))
+    assert [more for _, more in asked[2:]] == [{}, {}]  # as ever
+
+
+def test_cut_offs_change_what_the_distance_sampler_draws() -> None:
+    """Without them mostly the nearest negative is drawn, in 16 dimensions; with `lower` above all of them, any."""
+    step = make_step(labels=[c for c in range(20) for _ in "ab"])
+    with step.frozen() as embed:
+        e = embed(step.batch.images)
+    apart = torch.cdist(e, e)
+    apart[step.batch.labels[:, None] == step.batch.labels] = torch.inf
+    shares = []
+    for lower in (None, 1.9):
+        found = step.mine("distance", e, 0.2, lower=lower)
+        shares.append((found.negative == apart[found.anchor].argmin(1)).double().mean().item())
+    assert shares[0] > 0.5 and shares[1] < 0.3
+
+
 def test_mining_stays_inside_its_groups() -> None:
     step = make_step(mining_pairs=2)
     with step.frozen() as embed:
@@ -388,6 +422,10 @@ def test_mining_stays_inside_its_groups() -> None:
         (lambda: HardnessSettings(rise=0.3), "set destination to a sampler"),
         (lambda: HardnessSettings(destination="hardest", rise=-0.1), r"rise .* in \[0, 4\], got -0.1"),
         (lambda: NaturalSettings("semihart"), "did you mean semihard"),
+        (lambda: HardnessSettings(lower=0.5), "cut-offs of the distance sampler: choose it"),
+        (lambda: HardnessSettings("distance", lower=1.4, upper=0.5), "upper must be larger"),
+        (lambda: HardnessSettings("random", own_positive=False), "own_positive is of the softhard sampler"),
+        (lambda: NaturalSettings(upper=1.4), "cut-offs of the distance sampler"),
         (lambda: NaturalSettings(loss="triplett"), "did you mean triplet"),
         (lambda: NaturalSettings(margin=-0.1), "margin"),
     ],
