@@ -1,8 +1,8 @@
 """Settings of each defence, as frozen dataclasses that load without torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import check, nearest
 from ..extensions import Named
@@ -11,6 +11,9 @@ from .choices import LOSS_NAMES, SAMPLER_NAMES, LossSettings, chosen
 from .hardness_settings import FreeSettings, HardnessSettings, Members
 from .inner import Inner, Mining, check_cuts
 from .tride_settings import FormName, Guide, Phases, TrideSettings
+
+if TYPE_CHECKING:
+    from ..perturb.ball import Ball
 
 __all__ = [
     "REFUSED",
@@ -80,13 +83,23 @@ class ShiftSettings(Inner, Mining):
     margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
     # The distance to climb. On the sphere 1 − cos = d²/2, so both have one direction. SES also adds it to its loss.
     shift: Annotated[Literal["euclidean", "cosine"], "Distance that the attack increases."] = "euclidean"
+    signed: Annotated[
+        bool, "L2: signed steps, and a random start in the box of side 2ε, as the equations of robust-init have it."
+    ] = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         chosen(self, "sampler", SAMPLER_NAMES)
         self.check_mining(self.sampler)
         check(self.shift in _SHIFTS, f"no shift {self.shift!r}; {nearest(self.shift, _SHIFTS)}")
+        check(
+            not self.signed or self.norm == "l2", "defence.signed is for L2, since Linf has signed steps: leave it out"
+        )
         check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
+
+    @property
+    def ball(self) -> "Ball":
+        return replace(super().ball, signed=self.signed)
 
 
 @dataclass(frozen=True)
