@@ -149,8 +149,10 @@ def test_a_benign_batch_is_one_step_of_natural_training() -> None:
     plain = train(step, natural(step, NaturalSettings("softhard")))
     assert torch.allclose(benign[0], plain[0], atol=1e-12) and set(step.state) == {"previous_loss"}
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(benign[1], plain[1], strict=True))
-    same = replay(make_step(), FreeSettings("softhard", "softhard", steps=3), rate=0.0)
-    assert same == pytest.approx([plain[0].item()] * 3, abs=1e-12)
+    for more in ({}, {"start": "random"}, {"carry": True}):  # the destination is the source: nothing moves
+        step = make_step()
+        same = replay(step, FreeSettings("softhard", "softhard", steps=3, **more), rate=0.0)  # type: ignore[arg-type]
+        assert same == pytest.approx([plain[0].item()] * 3, abs=1e-12) and set(step.state) == {"previous_loss"}
 
 
 def test_a_random_start_is_that_of_the_step() -> None:

@@ -12,7 +12,8 @@ the loss of the replay before.
 
 With `reuse = loss` Δr is what the training step has computed, at no cost. But a triplet with H ≤ −γ has no loss: its
 gradient is zero, and it stays clean even below its destination. On digits these are nearly all triplets after an epoch.
-With `reuse = hardness` Δr is taken from H in the same forward pass, by a second backward pass.
+With ICS or a loss of yours, it is the gradient of all that trains. With `reuse = hardness` Δr is taken from H in the
+same forward pass, by a second backward pass.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ def free_hardness_manipulation(step: Step, settings: FreeSettings) -> Iterator[T
     with step.frozen() as embed:
         source = source_of(step, settings, embed)
     clean, replays = step.batch.images[source.triplets], max(settings.steps, 1)
-    carries = f"{CARRIED}{memory.removeprefix('previous_loss')}" if settings.carry and settings.steps else ""
+    carries = f"{CARRIED}{memory.removeprefix('previous_loss')}" if settings.carry and _attacks(settings) else ""
     moved, work = _begin(step, settings, clean[:, members], carries), clean.new_zeros(())
     for replay in range(replays):
         last = replay == replays - 1
@@ -51,7 +52,7 @@ def free_hardness_manipulation(step: Step, settings: FreeSettings) -> Iterator[T
         loss = loss_of(step, settings, after, source.triplets, memory)
         height = hardness(*after[:, ALL].unbind(1))
         below = height.detach() < goal
-        gradient, climbs = None, settings.raises and bool(carries or not last)
+        gradient, climbs = None, _attacks(settings) and bool(carries or not last)
         if climbs and settings.reuse == "hardness":
             (gradient,) = torch.autograd.grad(height.sum(), moved, retain_graph=True)
         if replay == 0:
@@ -71,6 +72,11 @@ def free_hardness_manipulation(step: Step, settings: FreeSettings) -> Iterator[T
         step.state[carries] = _kept(step.state.get(carries), moved.detach() - clean[:, members])
 
 
+def _attacks(settings: FreeSettings) -> bool:
+    """Whether images move at all: not in a benign batch, nor where the destination is the source."""
+    return settings.raises and settings.steps > 0
+
+
 def _begin(step: Step, settings: FreeSettings, clean: Tensor, carries: str) -> Tensor:
     """Where the images (U, V, …) of the first replay are: clean, at random, or moved as the batch before was."""
     before = step.state.get(carries)
@@ -78,7 +84,7 @@ def _begin(step: Step, settings: FreeSettings, clean: Tensor, carries: str) -> T
         start = clean.clone()
         start[: len(before)] += before[: len(clean)].to(clean)
         return settings.ball.project(start, clean)
-    if settings.start == "random":
+    if settings.start == "random" and settings.raises:
         return settings.ball.start(clean, step.key("start")("start", 0), torch.arange(len(clean), device=clean.device))
     return clean
 
