@@ -51,7 +51,10 @@ from anchorhold.training.sweep import sweep
 
 Work = Callable[[Path], object]
 
-RECIPES = ("natural", "hm-lga", "act", "est", "ses", "rest", "catride", "adml", "madry", "trades", "classify", "distil")
+RECIPES = (
+    *("natural", "hm-lga", "hm-free", "act", "est", "ses", "rest", "catride"),
+    *("adml", "madry", "trades", "classify", "distil"),
+)
 SMALL: dict[str, Any] = {
     "data": {"name": "digits"},
     "model": {"backbone": "small", "dim": 8, "weights": "", "freeze_batchnorm": False},

@@ -64,6 +64,27 @@ def test_softhard_falls_back_to_any_positive_with_the_anchor() -> None:
     assert as_sets(negatives) == [{2, 3}, {0, 1}]
 
 
+@pytest.mark.parametrize("anchors", ["even", "all"])
+@pytest.mark.parametrize("seed", range(4))
+def test_softhard_without_the_anchor_is_that_of_roth(seed: int, anchors: triplets.Anchors) -> None:
+    """Roth et al. 2020, in plain loops: the anchor is no positive of its own; negatives stay the same."""
+    embeddings, labels = batch(seed=seed)
+    labels[:4] = torch.tensor([90, 90, 91, 91])  # two pairs that are near each other and alone in their class
+    embeddings[1:4:2] = embeddings[0:4:2] + 0.01 * embeddings[1:4:2]
+    positives, negatives = triplets.candidates("softhard", embeddings, labels, own_positive=False, anchors=anchors)
+    usual = triplets.candidates("softhard", embeddings, labels, anchors=anchors)
+    e, every, freed = geometry.unit(embeddings), range(len(labels)), 0
+    for row, a in enumerate(every if anchors == "all" else range(0, len(labels), 2)):
+        d = [math.dist(e[a].tolist(), e[j].tolist()) for j in every]
+        own = {j for j in every if labels[j] == labels[a] and j != a}
+        far = {j for j in own if d[j] > min(d[k] for k in every if labels[k] != labels[a])}
+        assert as_sets(positives)[row] == (far or own)
+        freed += a in as_sets(usual[0])[row]
+    assert torch.equal(negatives, usual[1]) and freed
+    drawn = triplets.mine("softhard", embeddings, labels, KEY, own_positive=False, anchors=anchors)
+    assert not (drawn.anchor == drawn.positive).any() and torch.equal(labels[drawn.anchor], labels[drawn.positive])
+
+
 def test_hardest_passes_over_duplicates() -> None:
     embeddings = torch.eye(3)[[0, 1, 0, 2]] + torch.tensor([[0.0], [0.0], [0.0], [0.1]])
     _, negatives = triplets.candidates("hardest", embeddings, torch.tensor([0, 0, 1, 1]))

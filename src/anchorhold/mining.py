@@ -97,7 +97,7 @@ def mine_any(
         return Triplets(anchor, anchor.clone(), anchor.clone())
     partners = draw(others[anchor], key("partner").uniform(anchor))
     distances = distance_matrix(e, e)[anchor]
-    view = View(distances, same[anchor], partners, e.shape[1], margin, lower, upper)
+    view = View(distances, same[anchor], partners, e.shape[1], margin, lower, upper, anchor)
     positives, negatives = chances(sampler, view)
     # Softhard may name the anchor itself, next to the rest of its class.
     positives = positives.masked_fill(itself[anchor], 0)

@@ -94,11 +94,20 @@ class View:
     margin: float = 0.2  # semihard's window
     lower: float | None = None  # distance-weighted: smaller distances are raised to this
     upper: float | None = None  # distance-weighted: farther samples are not drawn
+    anchors: Tensor | None = None  # (B,), each anchor's own position; None where the anchors are not of the group
+    own_positive: bool = True  # softhard: whether an anchor may be its own positive
 
     @property
     def partner(self) -> Tensor:
         """(B, N), True only at the partner."""
         return torch.zeros_like(self.same).scatter_(1, self.partners.unsqueeze(1), True)
+
+    @property
+    def positives(self) -> Tensor:
+        """(B, N), every sample of the anchor's label; the anchor itself only with `own_positive`."""
+        if self.own_positive or self.anchors is None:
+            return self.same
+        return self.same.scatter(1, self.anchors.unsqueeze(1), False)
 
     @property
     def any_negative(self) -> Tensor:
@@ -138,12 +147,12 @@ def softhard(view: View) -> tuple[Tensor, Tensor]:
     """A negative nearer than the farthest positive, and a positive farther than the nearest negative.
 
     All samples of the anchor's label count, including the anchor. Where no positive is far enough, the anchor itself
-    may be drawn, as in the published code.
+    may be drawn, as in the published code; without `own_positive` never, as in that of Roth et al. 2020.
     """
     squared = view.distances.square()
     farthest_positive = squared.masked_fill(~view.same, -torch.inf).amax(1, keepdim=True)
     nearest_negative = squared.masked_fill(view.same, torch.inf).amin(1, keepdim=True)
-    far = _first(view.same & (squared > nearest_negative), view.same)
+    far = _first(view.positives & (squared > nearest_negative), view.positives)
     positives = torch.where(view.same.all(1, keepdim=True), view.partner, far)
     return positives, _first(~view.same & (squared < farthest_positive), view.any_negative)
 
@@ -219,6 +228,7 @@ def mine(
     margin: float = 0.2,
     lower: float | None = None,
     upper: float | None = None,
+    own_positive: bool = True,
     ids: Tensor | None = None,
     anchors: Anchors = "even",
 ) -> Triplets:
@@ -241,7 +251,7 @@ def mine(
     for start in range(0, pairs, group or max(pairs, 1)):
         stop = min(start + group, pairs) if group else pairs
         members = slice(2 * start, 2 * stop)
-        chances = _chances(name, embeddings[members], labels[members], margin, lower, upper, stride)
+        chances = _chances(name, embeddings[members], labels[members], margin, lower, upper, own_positive, stride)
         own = ids[start:stop]
         if anchors == "all":
             own = torch.stack([2 * own, 2 * own + 1], dim=1).flatten()
@@ -261,11 +271,12 @@ def candidates(
     margin: float = 0.2,
     lower: float | None = None,
     upper: float | None = None,
+    own_positive: bool = True,
     anchors: Anchors = "even",
 ) -> tuple[Tensor, Tensor]:
     """Which samples the sampler could draw as positive and as negative: two masks (B, N) over one group."""
     _pairs(embeddings, labels)
-    positives, negatives = _chances(name, embeddings, labels, margin, lower, upper, _stride(anchors))
+    positives, negatives = _chances(name, embeddings, labels, margin, lower, upper, own_positive, _stride(anchors))
     return positives > 0, negatives > 0
 
 
@@ -294,18 +305,22 @@ def _chances(
     margin: float,
     lower: float | None,
     upper: float | None,
+    own_positive: bool,
     stride: int,
 ) -> tuple[Tensor, Tensor]:
     e, labels = unit(embeddings.detach()), labels.to(embeddings.device)
+    own = torch.arange(0, len(e), stride, device=e.device)
     view = View(
         # All rows first, then those of the anchors, so that each anchor's distance to itself is exactly zero.
         distances=distance_matrix(e, e)[::stride],
         same=labels[::stride].unsqueeze(1) == labels,
-        partners=torch.arange(0, len(e), stride, device=e.device) ^ 1,
+        partners=own ^ 1,
         dimension=e.shape[1],
         margin=margin,
         lower=lower,
         upper=upper,
+        anchors=own,
+        own_positive=own_positive,
     )
     return chances(name, view)
 

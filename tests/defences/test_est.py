@@ -171,6 +171,62 @@ def test_frozen_batchnorm_stays_and_modes_are_restored(name: str) -> None:
     assert any(g.abs().max() > 0 for g in gradients)
 
 
+@pytest.mark.parametrize("start", ["zero", "random"])
+def test_l2_steps_as_the_equations_of_robust_init_print_them(start: Any) -> None:
+    """x_0 = x + U(−ε, ε), x_k+1 = Π(x_k + α · sign(∇)), with the projection on the L2 ball (A.7, eqs. 6 and 7)."""
+    step, eps, alpha = make_step(), 0.6, 0.05
+    seen = spied(step)
+    attack: dict[str, Any] = {"norm": "l2", "eps": eps, "alpha": alpha, "steps": 3, "start": start}
+    train(step, embedding_shifted(step, EstSettings("hardest", signed=True, **attack)))
+    x = step.batch.images
+
+    def projected(moved: Tensor) -> Tensor:
+        shift = (moved - x).flatten(1)
+        return (x + (shift * (eps / shift.norm(dim=1, keepdim=True)).clamp(max=1)).view_as(x)).clamp(0, 1)
+
+    with step.frozen() as embed:
+        clean = embed(x).detach()
+        moved = x.clone()
+        if start == "random":
+            box = 2 * step.key("start")("start", 0).uniform(torch.arange(len(x)), (1, *x.shape[1:]), x.dtype)[:, 0] - 1
+            moved = projected(x + eps * box)
+        for count in range(3):
+            moved = moved.detach().requires_grad_()
+            e = embed(moved)
+            climbed = e.sum() if start == "zero" and count == 0 else euclidean(e, clean).sum()
+            moved = projected(moved + alpha * torch.autograd.grad(climbed, moved)[0].sign())
+    assert torch.allclose(seen[-1], moved, atol=1e-10)
+    assert (seen[-1] - x).flatten(1).norm(dim=1).max() <= eps + 1e-9
+    train(step, embedding_shifted(step, EstSettings("hardest", **attack)))
+    assert not torch.allclose(seen[-1], moved, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["est", "ses", "est live"])
+def test_the_structure_term_of_moved_anchors_is_added_by_its_weight(name: str) -> None:
+    """λ · mean max(0, d(a, a') − d(a, p)) with gradient through all three; the rest is the defence without it."""
+    live = name.endswith("live")
+    step = with_batchnorm(freeze=False) if live else make_step()
+    step.batch.images[1::2] = 0.9 * step.batch.images[0::2] + 0.1 * step.batch.images[1::2]  # near positives
+    twin = copy.deepcopy(step)
+    defence, kind = DEFENCES[name[:3]], DEFENCE_SETTINGS[name[:3]]
+    loss, gradients = train(step, defence(step, kind("random", ics=0.7, **STRONG)))
+    x, model = step.batch.images, copy.deepcopy(twin.model)
+    plain, without = train(twin, defence(twin, kind("random", **STRONG)))
+    clean = model(x)  # in training: with live BatchNorm this moves the running statistics that the attack sees
+    with frozen(model) as embed:
+        moved = climbed(embed, x, **STRONG)
+    after = model(moved)
+    a, there, p = clean[0::2], after[0::2], clean[1::2]  # a random triplet has the partner as its positive
+    terms = (euclidean(a, there) - euclidean(a, p)).clamp(min=0)
+    assert (terms > 0).any()
+    (0.7 * terms.mean()).backward()
+    assert torch.allclose(loss, plain + 0.7 * terms.mean(), atol=1e-10)
+    term = [w.grad for w in model.parameters() if w.grad is not None]
+    assert all(torch.allclose(g, u + t, atol=1e-9) for g, u, t in zip(gradients, without, term, strict=True))
+    after_all, wanted = buffers(step.model), buffers(twin.model)  # no pass more than without the term
+    assert all(torch.equal(after_all[each], wanted[each]) for each in wanted)
+
+
 # SES and REST -----------------------------------------------------------------------------------------------
 
 
@@ -240,6 +296,9 @@ def test_a_benign_batch_is_natural_training(name: str, start: str) -> None:
         (lambda: SesSettings(weight=-1.0), "weight"),
         (lambda: SesSettings("randon"), "did you mean random"),
         (lambda: RestSettings(window=0.0), "window"),
+        (lambda: EstSettings(ics=-0.5), r"ics \(λ\) .* at least 0"),
+        (lambda: EstSettings(signed=True), "signed is for L2"),
+        (lambda: EstSettings(upper=1.4), "cut-offs of the distance sampler"),
         (lambda: RestSettings(margin=-0.1), "margin"),
     ],
 )

@@ -341,8 +341,10 @@ def test_recipes_of_this_defence() -> None:
 @pytest.mark.parametrize("name", DEFENCES)
 def test_a_batch_of_one_class_is_no_reason_to_fail(name: str) -> None:
     step = make_step(labels=[4] * 8)
-    loss, gradients = train(step, DEFENCES[name](step, DEFENCE_SETTINGS[name]()))
-    assert loss.isfinite() and all(g.isfinite().all() for g in gradients)
+    for loss in DEFENCES[name](step, DEFENCE_SETTINGS[name]()):
+        loss.backward()
+        assert loss.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in step.model.parameters())
 
 
 def test_source_and_destination_are_drawn_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +360,40 @@ def test_source_and_destination_are_drawn_apart(monkeypatch: pytest.MonkeyPatch)
     step = make_step(labels=[c for c in range(12) for _ in "ab"])
     train(step, hardness_manipulation(step, HardnessSettings("softhard", "semihard", steps=0)))
     assert len(drawn) == 2 and not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("ends", [("distance", "random"), ("random", "distance"), ("softhard", "distance")])
+def test_cut_offs_and_roth_s_positives_reach_source_and_destination(
+    ends: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Any]] = []
+    mine = Step.mine
+
+    def spy(step: Step, sampler: str, *rest: Any, **more: Any) -> Any:
+        asked.append((sampler, more))
+        return mine(step, sampler, *rest, **more)
+
+    monkeypatch.setattr(Step, "mine", spy)
+    step, soft = make_step(), "softhard" in ends
+    cuts: dict[str, Any] = {"lower": 0.05, "upper": 0.5} | ({"own_positive": False} if soft else {})
+    train(step, hardness_manipulation(step, HardnessSettings(*ends, steps=1, **cuts)))
+    assert asked == [(end, cuts) for end in ends]
+    train(step, hardness_manipulation(step, HardnessSettings(*ends, steps=1)))
+    assert [more for _, more in asked[2:]] == [{}, {}]  # as ever
+
+
+def test_cut_offs_change_what_the_distance_sampler_draws() -> None:
+    """Without them mostly the nearest negative is drawn, in 16 dimensions; with `lower` above all of them, any."""
+    step = make_step(labels=[c for c in range(20) for _ in "ab"])
+    with step.frozen() as embed:
+        e = embed(step.batch.images)
+    apart = torch.cdist(e, e)
+    apart[step.batch.labels[:, None] == step.batch.labels] = torch.inf
+    shares = []
+    for lower in (None, 1.9):
+        found = step.mine("distance", e, 0.2, lower=lower)
+        shares.append((found.negative == apart[found.anchor].argmin(1)).double().mean().item())
+    assert shares[0] > 0.5 and shares[1] < 0.3
 
 
 def test_mining_stays_inside_its_groups() -> None:
@@ -386,6 +422,10 @@ def test_mining_stays_inside_its_groups() -> None:
         (lambda: HardnessSettings(rise=0.3), "set destination to a sampler"),
         (lambda: HardnessSettings(destination="hardest", rise=-0.1), r"rise .* in \[0, 4\], got -0.1"),
         (lambda: NaturalSettings("semihart"), "did you mean semihard"),
+        (lambda: HardnessSettings(lower=0.5), "cut-offs of the distance sampler: choose it"),
+        (lambda: HardnessSettings("distance", lower=1.4, upper=0.5), "upper must be larger"),
+        (lambda: HardnessSettings("random", own_positive=False), "own_positive is of the softhard sampler"),
+        (lambda: NaturalSettings(upper=1.4), "cut-offs of the distance sampler"),
         (lambda: NaturalSettings(loss="triplett"), "did you mean triplet"),
         (lambda: NaturalSettings(margin=-0.1), "margin"),
     ],

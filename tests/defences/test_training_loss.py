@@ -308,7 +308,7 @@ def farthest(view: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("sampler", [farthest, f"{HERE}farthest"])
-@pytest.mark.parametrize("recipe", ["natural", "act", "est", "ses", "rest", "adml", "madry", "trades"])
+@pytest.mark.parametrize("recipe", ["natural", "act", "est", "ses", "rest", "adml", "madry", "trades", "catride"])
 def test_a_sampler_of_yours_stands_where_a_name_may(recipe: str, sampler: Any) -> None:
     settings = settings_from(recipe, {"defence": {"sampler": sampler}})
     assert str(settings.defence.sampler) == f"{HERE}farthest"

@@ -23,10 +23,11 @@ from anchorhold.defences.tride import (
     PERTURBED,
     anp_loss,
     anp_loss_as_coded,
+    entanglement,
     hinged,
     move_anchor,
     move_candidates,
-    nearest_half,
+    nearest_part,
     raised,
     top_rank_loss,
     triplet_decoupling,
@@ -39,6 +40,7 @@ from anchorhold.perturb.ascend import ascend
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.problem import Ascent, Problem
 from anchorhold.perturb.settings import Budget
+from anchorhold.training.evaluation import attention_of
 from anchorhold.triplets import collapseness, hardness
 from tests.analytic import draw, tanh_embedder
 from tests.defences.test_hardness import KEY, make_step, train
@@ -104,11 +106,11 @@ def test_anp_losses_in_numbers() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_the_nearest_half_and_the_loss_of_the_top_rank(count: int) -> None:
+def test_the_nearest_part_and_the_loss_of_the_top_rank(count: int) -> None:
     p, n = distances(count)
     half = max(count // 2, 1)
     near = [sum(sorted(d.tolist())[:half]) / half for d in (p, n)]
-    assert nearest_half(p).item() == pytest.approx(near[0])
+    assert nearest_part(p).item() == pytest.approx(near[0])
     assert top_rank_loss(p, n, 0.5).item() == pytest.approx(max(0.0, near[0] - near[1] + 0.5))
 
 
@@ -242,7 +244,9 @@ def test_what_each_phase_climbs_against_plain_numbers(form: Any, term: bool) -> 
     assert seen == {True, False}
 
 
-def written_out(a: Tensor, p: Tensor, n: Tensor, own: Tensor, attention: float) -> dict[str, Tensor]:
+def written_out(
+    a: Tensor, p: Tensor, n: Tensor, own: Tensor, attention: float, share: float = 0.5
+) -> dict[str, Tensor]:
     """Equations 5 to 13 of Tian et al. (2024), one after the other; autograd goes through the weights of C."""
 
     def d(x: Tensor, y: Tensor) -> Tensor:
@@ -253,7 +257,7 @@ def written_out(a: Tensor, p: Tensor, n: Tensor, own: Tensor, attention: float) 
         return (w * distances).sum() / w.sum()  # 6
 
     def top_half(distances: Tensor) -> Tensor:
-        return distances.sort().values[: len(distances) // 2].mean()
+        return distances.sort().values[: int(len(distances) * share)].mean()
 
     c = weighted(d(a, p)) - weighted(d(a, n))  # 5
     cap = (-c).clamp(min=0)  # 10
@@ -299,6 +303,97 @@ def test_the_literal_form_follows_the_equations_gradient_and_all(seed: str, atte
         assert loss.item() == pytest.approx(expected.item(), abs=1e-12) and torch.allclose(*pair, atol=1e-12)
 
 
+STEPS: list[dict[str, Any]] = [
+    {"weights_carry_gradient": True},  # the literal form
+    {"weights_carry_gradient": True, "top_share": 0.8, "attention": 4.0},
+    {"weights_carry_gradient": True, "sampler": "softhard", "own_positive": False, "ics": 0.5},
+    {"weights_carry_gradient": True, "sampler": "distance", "lower": 0.2, "upper": 1.4},
+    {"weights_carry_gradient": True, "sampler": "hardest", "ics": 2.0, "top_share": 0.25},
+    {"weights_carry_gradient": True, "sampler": "random", "adaptive": 60.0},
+]
+
+
+@pytest.mark.parametrize("change", STEPS)
+@pytest.mark.parametrize("phase", ["cap", "anp"])
+def test_a_whole_step_is_the_equations_with_any_sampler_share_and_ics(phase: Any, change: dict[str, Any]) -> None:
+    """From mining to the gradient of the weights; adaptive λ is 10 + 60 (d_intra / d_inter − 0.787)."""
+    change = {name: value for name, value in change.items() if name != "ics" or phase == "anp"}
+    settings = TrideSettings(phases=phase, **STRONG, **change)
+    step = make_step()
+    if settings.ics:  # positives so near that an anchor moves beyond them
+        step.batch.images[1::2] = 0.9 * step.batch.images[0::2] + 0.1 * step.batch.images[1::2]
+    loss, gradients = train(step, triplet_decoupling(step, settings))
+    x, model = step.batch.images, step.model
+    with torch.no_grad():
+        e, labels = model(x), step.batch.labels
+    cuts = {"lower": settings.lower or None, "upper": settings.upper or None, "own_positive": settings.own_positive}
+    drawn = step.mine(settings.sampler, e, window_at(settings, 0, 1), **cuts)
+    clean = [x[index] for index in (drawn.anchor, drawn.positive, drawn.negative)]
+    attention = settings.attention
+    if settings.adaptive:
+        apart = torch.cdist(e, e)
+        same = labels[:, None] == labels
+        attention += 60 * (apart[same & ~torch.eye(len(e), dtype=torch.bool)].mean() / apart[~same].mean() - 0.787)
+        attention = max(float(attention), 0.0)
+    views = [view.clone() for view in clean]
+    for count in range(settings.steps):
+        for i in PERTURBED[phase]:
+            views[i] = views[i].detach().requires_grad_()
+        a, p, n = (model(view) for view in views)
+        own = model(clean[0]).detach() if count else a  # the distance of an anchor to itself has no direction
+        goal = written_out(a, p, n, own, attention, settings.top_share)[phase]
+        for i, g in zip(PERTURBED[phase], torch.autograd.grad(goal, [views[i] for i in PERTURBED[phase]])):
+            moved = views[i].detach() - settings.alpha * g.sign()
+            views[i] = (clean[i] + (moved - clean[i]).clamp(-settings.eps, settings.eps)).clamp(0, 1)
+    a, p, n = (model(view) for view in views)
+    expected = written_out(a, p, n, a, attention, settings.top_share)[f"train-{phase}"]
+    if settings.ics:
+        own, partner = model(clean[0]), model(clean[1])
+        there, here = ((own - y + 1e-6).square().sum(1).sqrt() for y in (a, partner))
+        assert (there > here).any()
+        expected = expected + settings.ics * (there - here).clamp(min=0).mean()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-9)
+    wanted = torch.autograd.grad(expected, [w for w in model.parameters() if w.grad is not None])
+    assert all(torch.allclose(x, y, atol=1e-9) for x, y in zip(gradients, wanted, strict=True))
+
+
+def test_lambda_follows_a_running_mean_of_the_entanglement() -> None:
+    logged: list[float] = []
+    state: dict[str, Tensor] = {}
+    step = make_step(state=state, log=lambda name, value, _=1.0: logged.append(value) if name == "attention" else None)
+    settings = TrideSettings(adaptive=60.0, **STRONG)
+    found = entanglement(step.model(step.batch.images).detach(), step.batch.labels, step.batch.ids).item()
+    train(step, triplet_decoupling(step, settings))
+    assert logged == [pytest.approx(max(10 + 60 * (found - 0.787), 0))] and state["entanglement"].item() == found
+    state["entanglement"] = torch.tensor(0.8)
+    train(step, triplet_decoupling(step, settings))
+    mean = 0.9 * 0.8 + 0.1 * found
+    assert logged[1] == pytest.approx(max(10 + 60 * (mean - 0.787), 0), abs=1e-5)
+    # The paper's three data sets: 0.79 and 10, 0.79 and 9.5, 0.66 and 2.
+    for within, between, printed in ((0.226, 0.287, 10.0), (0.256, 0.325, 9.5), (0.438, 0.664, 2.0)):
+        assert 10 + 60 * (within / between - 0.787) == pytest.approx(printed, abs=0.6)
+    # A batch of one class has no pair of two: λ stays.
+    train(lone := make_step(labels=[4] * 8, state=state), triplet_decoupling(lone, settings))
+    assert logged[2:] == [] and state["entanglement"].item() == pytest.approx(mean, abs=1e-6)
+    train(lone := make_step(labels=[4] * 8), triplet_decoupling(lone, settings))
+    assert "entanglement" not in lone.state
+
+
+def test_an_image_that_is_drawn_twice_is_no_pair() -> None:
+    e, labels = torch.tensor([[0.0], [0.0], [1.0], [4.0]]), torch.tensor([0, 0, 0, 1])
+    assert entanglement(e, labels, torch.tensor([7, 7, 8, 9])).item() == pytest.approx(1.0 / (11 / 3))
+    assert entanglement(e, labels, torch.arange(4)).item() == pytest.approx((2 / 3) / (11 / 3))
+
+
+def test_a_run_logs_collapseness_with_the_lambda_of_its_data_set() -> None:
+    for data, recipe, attention in (
+        *(("cub", "catride", 10.0), ("cars", "catride", 9.5), ("sop", "catride", 2.0)),
+        *(("cub", "hm-lga", 10.0), ("cars", "hm-lga", 9.5), ("sop", "natural", 2.0), ("digits", "natural", 10.0)),
+    ):
+        assert attention_of(settings_from(recipe, {"data": {"name": data}})) == attention
+    assert attention_of(settings_from("catride", {"defence": {"attention": 3}})) == 3
+
+
 def test_the_first_step_of_anp_ignores_the_distance_of_an_anchor_to_itself() -> None:
     """Its direction there would be that of rounding errors, here exaggerated."""
     settings = TrideSettings(eps=0.1, alpha=0.05, steps=1)
@@ -308,7 +403,7 @@ def test_the_first_step_of_anp_ignores_the_distance_of_an_anchor_to_itself() -> 
     for noise in (0.0, 1e-9 * draw(4, 1, 5, name="noise")):
         x = (e[:, :1] + noise).requires_grad_(True)
         c = collapseness(euclidean(x[:, 0], e[:, 1]), euclidean(x[:, 0], e[:, 2]))
-        loss = -c + math.exp(max(c.item(), 0)) * nearest_half(euclidean(x[:, 0], e[:, 2]))
+        loss = -c + math.exp(max(c.item(), 0)) * nearest_part(euclidean(x[:, 0], e[:, 2]))
         expected, first = (torch.autograd.grad(v, x)[0] for v in (-loss, goal.first(x, torch.arange(4))))
         assert torch.allclose(first, expected, atol=1e-12)
     x = (e[:, :1] + 0.3 * draw(4, 1, 5, name="far")).requires_grad_(True)
@@ -562,7 +657,7 @@ def test_in_the_code_s_form_anp_never_raises_collapseness_for_its_own_sake() -> 
     assert collapse_of(clean, far=True) < 0 and torch.equal(idle.images, images[:, :1])
     busy, images, clean, after = attack("anp", TrideSettings(form="code", **STRONG))
     assert not torch.equal(busy.images, images[:, :1])
-    assert nearest_half(euclidean(after[:, 0], after[:, 2])) < nearest_half(euclidean(clean[:, 0], clean[:, 2]))
+    assert nearest_part(euclidean(after[:, 0], after[:, 2])) < nearest_part(euclidean(clean[:, 0], clean[:, 2]))
 
 
 # By name, and from settings ---------------------------------------------------------------------------------
@@ -617,6 +712,13 @@ def test_the_rows_of_the_paper_are_settings(row: dict[str, Any]) -> None:
         ({"phases": "capp"}, "did you mean cap"),
         ({"guide": "hardnes"}, "did you mean hardness"),
         ({"form": "papr"}, "did you mean paper"),
+        ({"sampler": "semihart"}, "did you mean semihard"),
+        ({"top_share": 0.0}, "top_share"),
+        ({"top_share": 1.5}, "top_share"),
+        ({"adaptive": -1.0}, "adaptive"),
+        ({"ics": -0.5}, "ics"),
+        ({"upper": 1.4}, "cut-offs of the distance sampler"),
+        ({"own_positive": False}, "own_positive is of the softhard sampler"),
         ({"form": "code", "stop": False}, "use form = paper"),
     ],
 )
@@ -625,9 +727,15 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any], words: s
         TrideSettings(**wrong)
 
 
-def test_ics_is_refused_with_the_reason() -> None:
-    with pytest.raises(SettingsError, match=r"ICS belongs to hardness"):
-        settings_from("catride", {"defence": {"ics": "0.5"}})
+def test_ics_is_refused_where_no_anchor_moves() -> None:
+    with pytest.raises(SettingsError, match=r"with phases = cap anchors stay clean"):
+        settings_from("catride", {"defence": {"ics": "0.5", "phases": "cap"}})
+    # In turns only the batches whose anchors move have it.
+    terms: list[float] = []
+    step = make_step(log=lambda name, value, _=1.0: terms.append(float(value)) if name == "ics" else None)
+    for count in (0, 1, 1, 2):
+        train(step, triplet_decoupling(step, TrideSettings(ics=0.5, **STRONG)))
+        assert len(terms) == count
 
 
 def test_training_on_digits(tmp_path: Path) -> None:

@@ -14,7 +14,19 @@ import anchorhold as ah
 from anchorhold.cli.main import main as command
 from anchorhold.distributed import started
 
-RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil", "few", "proxies")
+RECIPES = (
+    "natural",
+    "hm-lga",
+    "hm-free",
+    "catride",
+    "adml-contrastive",
+    "adml",
+    "est",
+    "classify",
+    "distil",
+    "few",
+    "proxies",
+)
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 

@@ -52,6 +52,8 @@ def test_methods_are_called_as_in_print(recipe: str, defence: dict[str, str], na
         ({"name": "tride", "top_rank_loss": False, "top_rank_term": False}, "CA-TRIDE w/o TPR"),
         ({"name": "tride", "phases": "cap", "guide": "hardness", "stop": False}, "naive CAP"),
         ({"name": "tride", "guide": "hardness"}, "TRIDE by H"),
+        ({"name": "tride", "sampler": "softhard", "ics": 0.5}, "CA-TRIDE[S]&ICS"),
+        ({"name": "free", "source": "softhard", "destination": "lga", "ics": 0.5}, "free HM[S, LGA]&ICS"),
         ({"name": "somebody-elses", "sampler": "mine"}, "somebody-elses[mine]"),
         ({}, ""),
     ],

@@ -142,6 +142,8 @@ def expected(row: Row) -> dict[str, Any]:
     if found := re.fullmatch(r"(N/A|ACT|EST)(?:\[(.)\])?", row.method):
         name = {"N/A": "natural", "ACT": "act", "EST": "est"}[found[1]]
         wanted: dict[str, Any] = {"name": name, "sampler": SAMPLERS[found[2] or "R"]}
+        if name == "est":  # robust-init A.7, equation 6
+            wanted["start"] = "random" if row.paper == "robust-init" else "zero"
     elif row.method == "HM":  # Tian et al. 2024 compares with the best of Zhou & Patel 2022
         wanted = {"name": "hardness", "source": "softhard", "destination": "lga", "boost": 0.0, "ics": 0.5}
     elif found := re.fullmatch(r"HM\[(.),(.)\]", row.method.replace("HM[S,0]", "")):

@@ -177,6 +177,7 @@ def test_a_defence_of_yours_gives_its_batch() -> None:
         ({"defence": "hm-lgaa"}, "no defence or recipe 'hm-lgaa'; did you mean hm-lga"),
         ({"defence": "natural"}, "natural gives no adversarial batch"),
         ({"defence": "classify"}, "classify gives no adversarial batch"),
+        ({"defence": "hm-free"}, "free training moves images by its own steps: choose hm-lga"),
         ({"epsilon": 1}, "no setting defence.epsilon"),
         ({"labels": [0, 1]}, "8 images and labels"),
         ({"labels": list(range(8))}, "no triplet: it needs two classes"),

@@ -51,7 +51,7 @@ def trained(digits: ah.Dataset, tmp_path_factory: pytest.TempPathFactory) -> tup
 def test_every_defence_trains_a_module_in_place(name: str, digits: ah.Dataset, tmp_path: Path) -> None:
     net = Net()
     before = {key: value.clone() for key, value in net.state_dict().items()}
-    recipe = {"hardness": "hm", "tride": "catride"}.get(name, name)
+    recipe = {"hardness": "hm", "free": "hm-free", "tride": "catride"}.get(name, name)
     small = digits.__class__(digits.name, digits.train.keep(torch.arange(0, 901, 6)), digits.test)
     overrides = SHORT | {"optimiser": {"lr": 1e-3}, "batch": {"pairs": 8, "mining_pairs": 0}}
     run = ah.fit(net, small, recipe, tmp_path / "run", overrides=overrides, device="cpu")

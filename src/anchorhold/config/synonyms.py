@@ -21,7 +21,7 @@ _SYNONYMS = {
     "defence.norm": "p lp",
     "defence.sampler": "miner mining triplets",
     "defence.source": "sampler miner mining triplets",
-    "defence.steps": "iters iterations n_steps num_steps pgd_steps attack_iters attack_steps nb_iter",
+    "defence.steps": "iters iterations n_steps num_steps pgd_steps attack_iters attack_steps nb_iter replays",
     "model.backbone": "arch architecture net network encoder trunk model_name model.name",
     "model.dim": "embedding_dim embedding_size embed_dim embed_size features",
     "model.freeze_batchnorm": "freeze_bn bn_freeze frozen_bn",

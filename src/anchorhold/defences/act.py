@@ -28,7 +28,7 @@ def anti_collapse(step: Step, settings: ActSettings) -> Iterator[Tensor]:
     images = step.batch.images
     with step.frozen() as embed:
         clean = step.see(embed, images)
-        chosen = step.mine(settings.sampler, clean, settings.window)
+        chosen = step.mine(settings.sampler, clean, settings.window, **settings.mining)
         pairs = torch.stack([chosen.positive, chosen.negative], dim=1)
         units = step.perturb(embed, images[pairs], collapse_pair(), settings)
     views = torch.cat([images[chosen.anchor, None], units], dim=1)

@@ -16,7 +16,9 @@ from .. import losses
 from ..geometry import Distance, cosine, euclidean
 from ..model.frozen import Embed
 from ..perturb.problem import Objective
-from .settings import EstSettings, RestSettings, SesSettings
+from ..triplets import Triplets
+from .hardness import intra_class
+from .settings import EstSettings, RestSettings, SesSettings, ShiftSettings
 from .step import Step, changed
 
 __all__ = [
@@ -39,39 +41,57 @@ def move_away(clean: Tensor, distance: Distance = euclidean) -> Objective:
     )
 
 
-def _moved(step: Step, embed: Embed, images: Tensor, clean: Tensor, settings: EstSettings) -> Tensor:
+def _moved(step: Step, embed: Embed, images: Tensor, clean: Tensor, settings: ShiftSettings) -> Tensor:
     return step.perturb(embed, images.unsqueeze(1), move_away(clean, SHIFTS[settings.shift]), settings).squeeze(1)
 
 
 def embedding_shifted(step: Step, settings: EstSettings) -> Iterator[Tensor]:
-    """EST: move every image of the batch, mine on the moved embeddings, and train with L_T on them."""
-    images = step.batch.images
-    with torch.no_grad():
+    """EST: move every image of the batch, mine on the moved embeddings, and train with L_T on them.
+
+    With `ics`, + λ · L_ICS between clean and moved anchors (Zhou & Patel 2022, eq. 8), through a pass of the clean
+    images. So L_T has the batch statistics that it has without the term.
+    """
+    images, seen = step.batch.images, None
+    if settings.ics or _has_live_batchnorm(step.model):
         # As published: the ascent uses the running statistics of live BatchNorm, and clean batches update them too.
-        seen = step.embed(images) if _has_live_batchnorm(step.model) else None
+        with torch.set_grad_enabled(settings.ics > 0):
+            seen = step.embed(images)
     with step.frozen() as embed:
         clean = step.see(embed, images)
         moved = _moved(step, embed, images, clean, settings)
     e = step.embed(moved)
-    chosen = step.mine(settings.sampler, e.detach(), settings.margin)
+    chosen = step.mine(settings.sampler, e.detach(), settings.margin, **settings.mining)
     # Batch statistics alone move embeddings, so the shift is measured from clean embeddings in the same mode.
-    before = clean if seen is None else seen
+    before = clean if seen is None else seen.detach()
     step.log_shift(before, e, 1, before, changed(images, moved))
-    yield losses.triplet(e[chosen.anchor], e[chosen.positive], e[chosen.negative], settings.margin)
+    loss = losses.triplet(e[chosen.anchor], e[chosen.positive], e[chosen.negative], settings.margin)
+    yield loss + _structure(step, settings, seen, e, chosen)
 
 
 def suppressed_shift(step: Step, settings: SesSettings) -> Iterator[Tensor]:
-    """SES: L_T on clean images + w · mean d(e(x'), e(x)), with gradient through both embeddings."""
+    """SES: L_T on clean images + w · mean d(e(x'), e(x)), with gradient through both embeddings; `ics` as in EST."""
     images = step.batch.images
     with step.frozen() as embed:
         clean = step.see(embed, images)
         moved = _moved(step, embed, images, clean, settings)
     step.trains_on(torch.arange(len(images)).repeat(2))
     e, there = step.embed(torch.cat([images, moved])).chunk(2)
-    chosen = step.mine(settings.sampler, e.detach(), settings.margin)
+    chosen = step.mine(settings.sampler, e.detach(), settings.margin, **settings.mining)
     step.log_shift(e.detach(), there, 1, e.detach(), changed(images, moved))
     loss = losses.triplet(e[chosen.anchor], e[chosen.positive], e[chosen.negative], settings.margin)
-    yield loss + settings.weight * SHIFTS[settings.shift](there, e).mean()
+    loss = loss + settings.weight * SHIFTS[settings.shift](there, e).mean()
+    yield loss + _structure(step, settings, e, there, chosen)
+
+
+def _structure(
+    step: Step, settings: EstSettings, clean: Tensor | None, moved: Tensor, chosen: Triplets
+) -> Tensor | int:
+    """λ · L_ICS of the clean anchors and positives of a batch (B, D) and its moved anchors; 0 without λ."""
+    if not settings.ics or clean is None:
+        return 0
+    term = intra_class(clean[chosen.anchor], moved[chosen.anchor], clean[chosen.positive])
+    step.log("ics", term.detach())
+    return settings.ics * term
 
 
 def revised_embedding_shifted(step: Step, settings: RestSettings) -> Iterator[Tensor]:
@@ -79,7 +99,7 @@ def revised_embedding_shifted(step: Step, settings: RestSettings) -> Iterator[Te
     images = step.batch.images
     with step.frozen() as embed:
         clean = step.see(embed, images)
-        chosen = step.mine(settings.sampler, clean, settings.window)
+        chosen = step.mine(settings.sampler, clean, settings.window, **settings.mining)
         others = torch.cat([chosen.positive, chosen.negative])
         moved = _moved(step, embed, images[others], clean[others], settings)
     step.trains_on(torch.cat([chosen.anchor, others]))

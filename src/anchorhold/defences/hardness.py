@@ -17,6 +17,7 @@ clean: the others then move further, as in CA-TRIDE, but each triplet has its ow
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch import Tensor
 from .. import losses
 from ..errors import AnchorholdError, SettingsError, check, lacks_memory
 from ..extensions import Named, kind_of, reason_of
+from ..model.frozen import Embed
 from ..perturb.problem import Objective
 from ..triplets import hardness
 from .settings import HardnessSettings
@@ -31,13 +33,20 @@ from .step import Step, changed
 from .training_loss import is_yours, loss_of_yours
 
 __all__ = [
+    "Source",
     "boosted",
+    "destination_of",
+    "embedded",
     "hardness_manipulation",
     "intra_class",
     "lga",
+    "log_change",
+    "loss_of",
     "power_gradual",
     "raise_hardness",
     "sigmoid_gradual",
+    "source_of",
+    "whose_turn",
 ]
 
 ALL = slice(0, 3)  # of (a, p, n)
@@ -110,55 +119,94 @@ def raise_hardness(destination: Tensor, clean: Tensor | None = None, members: sl
     return Objective(value, top=0.0)
 
 
-def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Tensor]:
-    """Perturb the source triplets to their destination and train with L_T, and λ · L_ICS, on the result."""
-    images, whose, memory = step.batch.images, str(settings.members), "previous_loss"
+class Source(NamedTuple):
+    """The triplets that are to be perturbed."""
+
+    triplets: Tensor  # (U, 3) positions in the batch
+    clean: Tensor  # (B, D) the batch's embeddings
+    before: Tensor  # (U, 3, D) those of the triplets
+    hardness: Tensor  # (U,)
+
+
+def source_of(step: Step, settings: HardnessSettings, embed: Embed) -> Source:
+    """Draw the source triplets on the clean batch."""
+    clean = step.see(embed, step.batch.images)
+    source = step.mine(settings.source, clean, settings.margin, **settings.mining)
+    triplets = torch.stack([source.anchor, source.positive, source.negative], dim=1)
+    before = clean[triplets]
+    return Source(triplets, clean, before, hardness(*before.unbind(1)))
+
+
+def whose_turn(step: Step, settings: HardnessSettings) -> tuple[Step, slice, str]:
+    """The step, the members of (a, p, n) that move in this batch, and the name of their previous loss in the state."""
+    whose, memory = str(settings.members), "previous_loss"
     if whose == "turns":  # candidates and anchors differ in how easily they move, so each keeps its own previous loss
         whose = "anchors" if step.anchors_turn() else "candidates"
         step, memory = step.also_as(whose), f"{memory}_{whose}"
-    members, previous = PERTURBED[whose], step.state.get(memory, torch.tensor(FIRST_LOSS))
-    with step.frozen() as embed:
-        clean = step.see(embed, images)
-        source = step.mine(settings.source, clean, settings.margin)
-        triplets = torch.stack([source.anchor, source.positive, source.negative], dim=1)
-        before = clean[triplets]
-        source_hardness = hardness(*before.unbind(1))
-        units = images[triplets]
-        if settings.raises:
-            goal = raise_hardness(_destination(step, settings, clean, source_hardness, previous), before, members)
-            units[:, members] = step.perturb(embed, units[:, members], goal, settings, embedded=before[:, members])
-        perturbed = changed(images[triplets], units)
+    return step, PERTURBED[whose], memory
+
+
+def embedded(step: Step, settings: HardnessSettings, units: Tensor, triplets: Tensor) -> Tensor:
+    """The perturbed triplets (U, 3, D) as they train; with ICS (U, 5, D), the clean anchors and positives last."""
     if settings.ics:  # clean anchors and positives go through the model together with the adversarial triplets
-        units = torch.cat([units, images[triplets[:, :2]]], dim=1)
+        units = torch.cat([units, step.batch.images[triplets[:, :2]]], dim=1)
     step.trains_on(torch.cat([triplets, triplets[:, :2]], dim=1) if settings.ics else triplets)
-    after = step.embed(units.flatten(0, 1)).unflatten(0, (-1, units.shape[1]))
+    out: Tensor = step.embed(units.flatten(0, 1)).unflatten(0, (-1, units.shape[1]))
+    return out
+
+
+def loss_of(step: Step, settings: HardnessSettings, after: Tensor, triplets: Tensor, memory: str) -> Tensor:
+    """What trains: L_T of `embedded` triplets, or a loss of yours, and λ · L_ICS."""
     a, p, n, *unmoved = after.unbind(1)
     loss = losses.triplet(a, p, n, settings.margin)
     step.state[memory] = loss.detach()  # without ICS, and whatever loss trains, so that its scale is that of γ
     if is_yours(settings):
         loss = loss_of_yours(step, after[:, ALL].flatten(0, 1), step.batch.labels[triplets].flatten())
-    step.log("hardness_before", source_hardness.mean())
-    step.log("hardness_after", hardness(a.detach(), p.detach(), n.detach()).mean())
-    step.log_shift(before[:, members], after[:, members], members.stop - members.start, clean, perturbed)
     if unmoved:
         anchor, positive = unmoved
         structure = intra_class(anchor, a, positive)
         step.log("ics", structure.detach())
         loss = loss + settings.ics * structure
+    return loss
+
+
+def hardness_manipulation(step: Step, settings: HardnessSettings) -> Iterator[Tensor]:
+    """Perturb the source triplets to their destination and train with L_T, and λ · L_ICS, on the result."""
+    step, members, memory = whose_turn(step, settings)
+    with step.frozen() as embed:
+        source = source_of(step, settings, embed)
+        triplets, before = source.triplets, source.before
+        units = step.batch.images[triplets]
+        if settings.raises:
+            goal = raise_hardness(destination_of(step, settings, source, memory), before, members)
+            units[:, members] = step.perturb(embed, units[:, members], goal, settings, embedded=before[:, members])
+        perturbed = changed(step.batch.images[triplets], units)
+    after = embedded(step, settings, units, triplets)
+    loss = loss_of(step, settings, after, triplets, memory)
+    log_change(step, source, after, members, perturbed)
     yield loss
 
 
-def _destination(step: Step, settings: HardnessSettings, clean: Tensor, source: Tensor, previous: Tensor) -> Tensor:
+def log_change(step: Step, source: Source, after: Tensor, members: slice, perturbed: Tensor) -> None:
+    """Log hardness before and after the attack, and how far embeddings moved."""
+    step.log("hardness_before", source.hardness.mean())
+    step.log("hardness_after", hardness(*after[:, ALL].detach().unbind(1)).mean())
+    count = members.stop - members.start
+    step.log_shift(source.before[:, members], after[:, members], count, source.clean, perturbed)
+
+
+def destination_of(step: Step, settings: HardnessSettings, source: Source, memory: str) -> Tensor:
     """H_D for each triplet: a constant, the gradual adversary, or the hardness of a clean triplet; then g_B."""
-    previous = previous.to(source)
+    known, clean = source.hardness, source.clean
+    previous = step.state.get(memory, torch.tensor(FIRST_LOSS)).to(known)
     if settings.destination == "lga":
-        return _gradual(settings, previous).expand_as(source)
+        return _gradual(settings, previous).expand_as(known)
     if not isinstance(settings.destination, str):
-        found = torch.full_like(source, settings.destination)
+        found = torch.full_like(known, settings.destination)
     elif settings.at_source:
-        found = source
+        found = known
     else:
-        other = step.mine(settings.destination, clean, settings.margin, purpose="destination")
+        other = step.mine(settings.destination, clean, settings.margin, "destination", **settings.mining)
         found = hardness(clean[other.anchor], clean[other.positive], clean[other.negative])
     return boosted(found + settings.rise, previous, settings.onset, settings.boost)
 

@@ -28,7 +28,7 @@ def raise_loss(step: Step, settings: Any, clean: Tensor) -> Objective:
         assert isinstance(step.companion, TrainingLoss)
         loss = step.companion.frozen()
         return Objective(lambda e, positions: loss(e[:, 0], labels, key), coupled=True)
-    chosen = step.mine(settings.sampler, clean, settings.margin)
+    chosen = step.mine(settings.sampler, clean, settings.margin, **settings.mining)
     a, p, n, of = chosen.anchor, chosen.positive, chosen.negative, losses.LOSSES[settings.loss]
     return Objective(lambda e, positions: of(e[a, 0], e[p, 0], e[n, 0], settings.margin), coupled=True)
 

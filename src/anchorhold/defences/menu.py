@@ -14,6 +14,7 @@ from torch import Tensor
 from .act import anti_collapse
 from .adml import adversarial_metric_learning
 from .est import embedding_shifted, revised_embedding_shifted, suppressed_shift
+from .free import free_hardness_manipulation
 from .hardness import hardness_manipulation
 from .madry import adversarial_training
 from .natural import natural
@@ -31,6 +32,7 @@ DEFENCES: dict[str, Defence] = {
     "madry": adversarial_training,
     "trades": trades,
     "hardness": hardness_manipulation,
+    "free": free_hardness_manipulation,
     "act": anti_collapse,
     "est": embedding_shifted,
     "ses": suppressed_shift,

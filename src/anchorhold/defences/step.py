@@ -107,6 +107,7 @@ class Step:
         *,
         lower: float | None = None,
         upper: float | None = None,
+        own_positive: bool = True,
         anchors: Anchors = "even",
     ) -> Triplets:
         """Triplets of this batch, mined in groups that do not depend on the number of ranks."""
@@ -119,6 +120,7 @@ class Step:
             margin=margin,
             lower=lower,
             upper=upper,
+            own_positive=own_positive,
             anchors=anchors,
         )
 

@@ -116,7 +116,7 @@ def batch_loss(step: Step, settings: Any, embeddings: Tensor) -> Tensor:
     """The loss of the batch's embeddings (B, D): yours, or ours on triplets that are mined on them."""
     if is_yours(settings):
         return loss_of_yours(step, embeddings, step.batch.labels)
-    chosen = step.mine(settings.sampler, embeddings.detach(), settings.margin)
+    chosen = step.mine(settings.sampler, embeddings.detach(), settings.margin, **settings.mining)
     a, p, n = (embeddings[index] for index in (chosen.anchor, chosen.positive, chosen.negative))
     return losses.LOSSES[settings.loss](a, p, n, settings.margin)
 

@@ -5,6 +5,10 @@ training would collapse, and stop there. C couples the triplets, so the batch mo
 kind of member moves, so it moves further than when all three share the shift.
 
 Paper and published code disagree. `form` chooses one, and `FORMS` lists the differences.
+
+The paper calls the method plug-and-play (4.6): `sampler` may be any, and `ics` adds the intra-class structure term to
+batches whose anchors move. It leaves an adaptive λ for the future, since its three λ follow the entanglement of the
+data sets (table 5). With `adaptive` λ follows that of the clean batches, measured in training.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +18,10 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from ..geometry import euclidean
+from ..geometry import distance_matrix, euclidean
 from ..perturb.problem import Objective, Value
 from ..triplets import collapseness, hardness
+from .hardness import intra_class
 from .settings import TrideSettings
 from .step import Step, changed
 
@@ -25,13 +30,16 @@ __all__ = [
     "Form",
     "anp_loss",
     "anp_loss_as_coded",
+    "entanglement",
     "move_anchor",
     "move_candidates",
-    "nearest_half",
+    "nearest_part",
     "top_rank_loss",
     "triplet_decoupling",
 ]
 
+USUAL_ENTANGLEMENT = 0.787  # of CUB, 0.226 / 0.287 in table 5, where λ is 10
+SMOOTHING = 0.1  # weight of a batch in the running mean of the entanglement
 PERTURBED = {"cap": [1, 2], "anp": [0]}  # which of (a, p, n) a phase perturbs
 
 
@@ -70,18 +78,33 @@ FORMS: dict[str, Form] = {
 }
 
 
-def nearest_half(distances: Tensor) -> Tensor:
+def nearest_part(distances: Tensor, share: float = 0.5) -> Tensor:
     """Mean of the smaller half: d(A, N_v) or d(A, P_v) of Tian et al. 2024, eqs. 12 and 13, from the batch's own pairs.
 
-    >>> nearest_half(torch.tensor([3.0, 1.0, 2.0, 9.0]))
+    `share` is that of the pairs that count, half of them in the paper; rounded down, at least one.
+
+    >>> nearest_part(torch.tensor([3.0, 1.0, 2.0, 9.0]))
     tensor(1.5000)
     """
-    return distances.topk(max(len(distances) // 2, 1), largest=False).values.mean()
+    return distances.topk(max(int(len(distances) * share), 1), largest=False).values.mean()
 
 
-def top_rank_loss(positive: Tensor, negative: Tensor, beta: float = 0.04) -> Tensor:
+def top_rank_loss(positive: Tensor, negative: Tensor, beta: float = 0.04, share: float = 0.5) -> Tensor:
     """max(0, d(A, P_v) − d(A, N_v) + β_TR), Tian et al. 2024, eq. 13 without its γ."""
-    return torch.relu(nearest_half(positive) - nearest_half(negative) + beta)
+    return torch.relu(nearest_part(positive, share) - nearest_part(negative, share) + beta)
+
+
+def entanglement(embeddings: Tensor, labels: Tensor, ids: Tensor) -> Tensor:
+    """d_intra / d_inter: mean distances within and between classes (Tian et al. 2024, table 5); NaN without a pair.
+
+    An image that the batch has twice makes no pair.
+
+    >>> entanglement(torch.tensor([[0.0], [1.0], [4.0]]), torch.tensor([0, 0, 1]), torch.arange(3))
+    tensor(0.2857)
+    """
+    d, same = distance_matrix(embeddings, embeddings), labels.unsqueeze(1) == labels
+    within, between = same & (ids.unsqueeze(1) != ids), ~same
+    return (d * within).sum() / within.sum() / ((d * between).sum() / between.sum())
 
 
 def share_done(settings: TrideSettings, epoch: int, epochs: int) -> float:
@@ -133,7 +156,7 @@ def move_anchor(clean: Tensor, settings: TrideSettings) -> Objective:
             itself = along - along.detach() if form.leaves else torch.zeros_like(itself)
         top_rank = negative.new_zeros(())
         if settings.top_rank_term:
-            top_rank = nearest_half(negative) - itself.mean()
+            top_rank = nearest_part(negative, settings.top_share) - itself.mean()
         return hinged(settings, form.anp(raised(settings, positive, negative), top_rank))
 
     # Before the first step d(A, A_0) is 0, and its direction would be rounding error. In the code's form it is the only
@@ -151,11 +174,14 @@ def _lower(loss: Value, settings: TrideSettings, first: Value | None = None) -> 
 def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
     """Perturb candidates or anchors of semihard triplets; train with L_T, after ANP + L_TR (eq. 14)."""
     images, form, phase = step.batch.images, FORMS[settings.form], _phase(step, settings)
+    structure = settings.ics if phase == "anp" else 0.0  # ICS needs an adversarial anchor
     members = PERTURBED[phase]
     share = share_done(settings, step.epoch, step.epochs) if settings.progressive else 1.0
     with step.frozen() as embed:
         clean = step.see(embed, images)
-        chosen = step.mine("semihard", clean, window_at(settings, step.epoch, step.epochs))
+        settings = _adapted(step, settings, clean)
+        window = window_at(settings, step.epoch, step.epochs)
+        chosen = step.mine(settings.sampler, clean, window, **settings.mining)
         triplets = torch.stack([chosen.anchor, chosen.positive, chosen.negative], dim=1)
         before = clean[triplets]
         goal = move_candidates(before[:, 0], settings) if phase == "cap" else move_anchor(before, settings)
@@ -163,12 +189,19 @@ def triplet_decoupling(step: Step, settings: TrideSettings) -> Iterator[Tensor]:
         inner = replace(settings, alpha=share * settings.alpha)
         units[:, members] = step.perturb(embed, units[:, members], goal, inner, embedded=before[:, members])
         perturbed = changed(images[triplets], units)
+    if structure:
+        units, triplets = torch.cat([units, images[triplets[:, :2]]], 1), torch.cat([triplets, triplets[:, :2]], 1)
     step.trains_on(triplets)
-    after = step.embed(units.flatten(0, 1)).unflatten(0, (-1, 3))
-    a, p, n = after.unbind(1)
+    after = step.embed(units.flatten(0, 1)).unflatten(0, triplets.shape)
+    a, p, n, *unmoved = after.unbind(1)
+    after = after[:, :3] if unmoved else after
     loss = losses.triplet(a, p, n, settings.margin)
     if settings.top_rank_loss and (phase == "anp" or form.top_rank_in_cap):
-        loss = loss + settings.gamma * top_rank_loss(*_distances(after), settings.beta)
+        loss = loss + settings.gamma * top_rank_loss(*_distances(after), settings.beta, settings.top_share)
+    if unmoved:
+        term = intra_class(unmoved[0], a, unmoved[1])
+        step.log("ics", term.detach())
+        loss = loss + structure * term
     for name, e in (("before", before), ("after", after.detach())):
         step.log(f"hardness_{name}", hardness(*e.unbind(1)).mean())
         step.log(f"collapseness_{name}", weighted_collapseness(settings, *_distances(e)))
@@ -182,6 +215,24 @@ def _phase(step: Step, settings: TrideSettings) -> str:
     if settings.phases != "both":
         return settings.phases
     return "anp" if step.anchors_turn() else "cap"
+
+
+def _adapted(step: Step, settings: TrideSettings, clean: Tensor) -> TrideSettings:
+    """The settings with the λ of this batch: λ + adaptive · (running mean of the entanglement − CUB's), at least 0."""
+    if not settings.adaptive:
+        return settings
+    found = entanglement(clean, step.batch.labels, step.batch.ids).double()
+    known = step.state.get("entanglement")
+    if known is not None:
+        known = known.to(found)
+        found = torch.where(found.isfinite(), known + SMOOTHING * (found - known), known)
+    if not bool(found.isfinite()):  # no batch so far had pairs of both kinds
+        return settings
+    step.state["entanglement"] = found
+    attention = max(settings.attention + settings.adaptive * (float(found) - USUAL_ENTANGLEMENT), 0.0)
+    step.log("entanglement", found)
+    step.log("attention", attention)
+    return replace(settings, attention=attention)
 
 
 def _distances(triplets: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,9 @@ class Ball:
     norm: Literal["linf", "l2"] = "linf"
     low: float = 0.0
     high: float = 1.0
+    signed: bool = (
+        False  # L2: steps along signs and starts in the box of side 2ε, as robust-init's eqs. 6 and 7 have it
+    )
 
     def __post_init__(self) -> None:
         check_radius(self.eps, self.norm, self.low, self.high)
@@ -50,14 +53,14 @@ class Ball:
 
     def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
         """The steepest step of length `size` in this norm. A zero gradient moves nothing."""
-        if self.norm == "linf":
+        if self.norm == "linf" or self.signed:
             return x + size * gradient.sign()
         return x + size * gradient / _length(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
 
     def start(self, clean: Tensor, key: Key, ids: Tensor) -> Tensor:
-        """A random point of the ball for each image, uniform by volume."""
+        """A random point of the ball for each image, uniform by volume; if `signed`, one of the box, projected."""
         shape = clean.shape[1:]
-        if self.norm == "linf":
+        if self.norm == "linf" or self.signed:
             shift = (2 * key.uniform(ids, shape, clean.dtype) - 1) * self.eps
         else:
             direction = key("direction").normal(ids, shape, clean.dtype)

@@ -21,6 +21,8 @@ def method_of(defence: Mapping[str, Any]) -> str:
     name = str(defence.get("name", ""))
     if name == "tride":
         return _tride(defence)
+    if name == "free":
+        return f"free {method_of({**defence, 'name': 'hardness'})}"
     short = {"natural": "N/A", "hardness": "HM"}.get(name, name.upper() if len(name) <= 4 else name)
     if name == "hardness":
         goal = _letter(defence.get("destination")) + (f"+{defence['rise']:g}" if defence.get("rise") else "")
@@ -43,7 +45,9 @@ def _tride(defence: Mapping[str, Any]) -> str:
         return (f"{what} by H" if defence.get("stop", True) else f"naive {what}") + code
     term, loss = (defence.get(f"top_rank_{part}", True) for part in ("term", "loss"))
     without = "" if loss else " w/o L_TR" if term else " w/o TPR"
-    return f"CA-{what}{without}{code}"
+    sampler = str(defence.get("sampler", "semihard"))
+    other = "" if sampler == "semihard" else f"[{_letter(sampler)}]"
+    return f"CA-{what}{other}{without}{code}" + ("&ICS" if defence.get("ics") else "")
 
 
 def _letter(value: Any) -> str:

@@ -171,15 +171,15 @@ class _Watched(Step):
         *,
         lower: float | None = None,
         upper: float | None = None,
+        own_positive: bool = True,
         anchors: Anchors = "even",
     ) -> Triplets:
         """As in training where your batch is in pairs; else the same sampler, in any order."""
         labels, key = self.batch.labels, self.key(purpose)
         if len(labels) % 2 == 0 and torch.equal(labels[0::2], labels[1::2]):
-            return mine_pairs(
-                sampler, embeddings, labels, key, margin=margin, lower=lower, upper=upper, anchors=anchors
-            )
-        half = anchors == "even"
+            cuts: dict[str, Any] = {"margin": margin, "lower": lower, "upper": upper}
+            return mine_pairs(sampler, embeddings, labels, key, **cuts, own_positive=own_positive, anchors=anchors)
+        half = anchors == "even"  # and never with an anchor as its own positive
         found = mine_any(sampler, embeddings, labels, key, half=half, margin=margin, lower=lower, upper=upper)
         if not len(found):
             raise DataError("the batch gives no triplet: it needs two classes, and two images of one of them")

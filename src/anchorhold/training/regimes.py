@@ -31,7 +31,7 @@ from ..random import Key
 from ..runs.fields import dig, number
 from ..runs.folder import Run
 from .checkpoint import Progress
-from .evaluation import evaluate_model, retrieval, signs_of_collapse
+from .evaluation import attention_of, evaluate_model, retrieval, signs_of_collapse
 from .safety import judge_collapse, judge_features
 
 __all__ = ["Defending", "Pretraining", "Regime", "regime_of"]
@@ -88,7 +88,7 @@ class Defending(Regime):
             self.companion = training_loss(self.settings.defence, like, self.images.labels, self.key("loss"))
 
     def signs(self) -> dict[str, float]:
-        return signs_of_collapse(self.model, self.images, self.key("collapse"))
+        return signs_of_collapse(self.model, self.images, self.key("collapse"), attention_of(self.settings))
 
     def evaluate(self) -> dict[str, float]:
         return evaluate_model(self.model, self.test, self.settings.train, self.key("look"), self.precision)
