@@ -63,6 +63,11 @@ class Inner:
         check_l2(self.eps, self.norm)
 
     @property
+    def attacks(self) -> bool:
+        """Whether these settings mean to perturb anything at all."""
+        return self.eps > 0 and self.steps > 0
+
+    @property
     def ball(self) -> "Ball":
         from ..perturb.ball import Ball  # here, so that settings load without torch
 
@@ -172,6 +177,10 @@ class HardnessSettings(LossSettings, Inner):
     def raises(self) -> bool:
         """Whether anything is perturbed: with the source's own sampler, the destination is the source itself."""
         return not self.at_source or bool(self.boost or self.rise)
+
+    @property
+    def attacks(self) -> bool:
+        return super().attacks and self.raises
 
     @property
     def at_source(self) -> bool:
@@ -324,6 +333,10 @@ class AdmlSettings(Inner):
             self.loss == "contrastive" or self.reduction == "all",
             f"reduction = {self.reduction} is a mean of the contrastive loss: leave it out, or set loss to contrastive",
         )
+
+    @property
+    def attacks(self) -> bool:
+        return super().attacks and self.attack_rate > 0
 
     @property
     def budget(self) -> Budget:
