@@ -300,6 +300,10 @@ class AdmlSettings(Inner):
     perturb: Annotated[Literal["positive", "negative", "anchor"], "Which image of a tuple is perturbed."] = "positive"
     attack_rate: Annotated[float, "Probability that a tuple is perturbed, drawn for each."] = 0.5
     formulation: Annotated[int, "Training objective of the paper: formulation 1, 2 or 3.", (1, 2, 3)] = 2
+    objective: Annotated[
+        Literal["distances", "loss", "surrogate"],
+        "What the attack climbs: distances, the hinged loss, or the surrogate loss of the whole batch.",
+    ] = "distances"  # equation 14; equation 11; equations 7, 8 and 12, and then the surrogate trains too
     weight: Annotated[float, "Weight (λ) of the embedding shift in formulation 3."] = 1.0  # the paper gives no value
     sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "distance"
     lower: Annotated[float, "Nearer negatives are weighted as if at this distance; 0 is no cut-off."] = (
@@ -314,6 +318,7 @@ class AdmlSettings(Inner):
             ("loss", LOSS_NAMES),
             ("perturb", ("positive", "negative", "anchor")),
             ("reduction", ("all", "active")),
+            ("objective", ("distances", "loss", "surrogate")),
         ):
             word = getattr(self, name)
             check(word in known, f"no {name} {word!r}; {nearest(str(word), known)}")
@@ -333,6 +338,24 @@ class AdmlSettings(Inner):
             self.loss == "contrastive" or self.reduction == "all",
             f"reduction = {self.reduction} is a mean of the contrastive loss: leave it out, or set loss to contrastive",
         )
+
+        self._check_objective()
+
+    def _check_objective(self) -> None:
+        """Refuse settings that the chosen objective does not use."""
+        check(
+            self.objective != "loss" or self.formulation == 1,
+            "objective = loss is of formulation 1, all images at once: set formulation to 1, or objective to surrogate",
+        )
+        if self.objective == "surrogate":
+            plain = AdmlSettings()
+            for name in ("perturb", "reduction", "sampler", "lower", "upper"):
+                value = getattr(self, name)
+                check(
+                    value == getattr(plain, name),
+                    f"objective = surrogate perturbs each sample against the whole batch, so {name} = {value} has no "
+                    "effect: leave it out",
+                )
 
     @property
     def attacks(self) -> bool:
