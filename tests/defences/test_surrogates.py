@@ -27,18 +27,21 @@ def d(x: Tensor, y: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x - y + 1e-6)
 
 
-def plain(settings: AdmlSettings, z: Tensor, label: int, batch: Tensor, labels: list[int]) -> Tensor:
-    """l̂(θ, (z, y), S), written out from equations 3, 4, 7 and 8."""
-    total, alpha = torch.zeros((), dtype=torch.float64), settings.margin
+def plain(
+    settings: AdmlSettings, z: Tensor, label: int, batch: Tensor, labels: list[int], own: int | None = None
+) -> Tensor:
+    """l̂(θ, (z, y), S), written out from equations 3, 4, 7 and 8; `own` is the place of z in S, where it is there."""
+    total, alpha, n = torch.zeros((), dtype=torch.float64), settings.margin, len(labels)
+    far = [torch.zeros((), dtype=torch.float64) if j == own else d(z, batch[j]) for j in range(n)]
     if settings.loss == "contrastive":
-        for x, other in zip(batch, labels):
-            total = total + (d(z, x) if other == label else (alpha - d(z, x)).clamp(min=0))
-        return total / len(labels)
-    positive = [x for x, other in zip(batch, labels) if other == label]
-    negative = [x for x, other in zip(batch, labels) if other != label]
+        for j in range(n):
+            total = total + (far[j] if labels[j] == label else (alpha - far[j]).clamp(min=0))
+        return total / n
+    positive = [far[j] for j in range(n) if labels[j] == label]
+    negative = [far[k] for k in range(n) if labels[k] != label]
     for p in positive:
-        for n in negative:
-            total = total + (d(z, p) - d(z, n) + alpha).clamp(min=0)
+        for q in negative:
+            total = total + (p - q + alpha).clamp(min=0)
     return total / (len(positive) * len(negative))
 
 
@@ -58,7 +61,9 @@ def expected(step: Step, settings: AdmlSettings) -> tuple[Tensor, Tensor]:
     with step.frozen() as embed:
         clean = embed(images).detach()
         if settings.formulation == 1:
-            z = climbed(embed, images, lambda e: sum(plain(settings, e[i], y, e, labels) for i, y in enumerate(labels)))  # type: ignore[arg-type, return-value]
+            z = climbed(
+                embed, images, lambda e: sum(plain(settings, e[i], y, e, labels, i) for i, y in enumerate(labels))
+            )  # type: ignore[arg-type, return-value]
         elif settings.formulation == 2:
             z = torch.cat([
                 climbed(embed, images[i : i + 1], lambda e, y=y: plain(settings, e[0], y, clean, labels))  # type: ignore[misc]
@@ -68,7 +73,8 @@ def expected(step: Step, settings: AdmlSettings) -> tuple[Tensor, Tensor]:
             z = torch.cat([_fled(embed, images[i : i + 1], clean[i]) for i in range(len(labels))])
     there, here = step.model(z), step.model(images)
     batch = there if settings.formulation == 1 else here
-    terms = [plain(settings, there[i], y, batch, labels) for i, y in enumerate(labels)]
+    inside = settings.formulation == 1
+    terms = [plain(settings, there[i], y, batch, labels, i if inside else None) for i, y in enumerate(labels)]
     if settings.formulation == 3:
         terms = [term + settings.weight * d(there[i], here[i]) for i, term in enumerate(terms)]
     return torch.stack(terms).mean(), z
@@ -121,7 +127,7 @@ def test_without_attacks_all_are_the_surrogate_of_the_clean_batch(loss: dict[str
     step = make_step(labels=LABELS)
     e = step.model(step.batch.images)
     settings = AdmlSettings(**loss, objective="surrogate", attack_rate=0.0)
-    wanted = torch.stack([plain(settings, e[i], y, e, LABELS) for i, y in enumerate(LABELS)]).mean()
+    wanted = torch.stack([plain(settings, e[i], y, e, LABELS, i) for i, y in enumerate(LABELS)]).mean()
     clean = train(step, iter([wanted]))
     for formulation in (1, 2, 3):
         chosen = replace(settings, formulation=formulation)

@@ -28,16 +28,19 @@ from .step import Step, changed
 
 __all__ = ["all_against_all", "one_against_all", "surrogate_training"]
 
-Surrogate = Callable[[Tensor, Tensor, Tensor], Tensor]  # embeddings (U, D), their positions (U,), S (B, D) to (U,)
+# Embeddings (U, D), their positions (U,), S (B, D), and which of the embeddings (U,) are those in S, to (U,).
+Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 def _surrogate(settings: AdmlSettings, labels: Tensor) -> Surrogate:
     """l̂ of equation 7 or 8, for a batch with these labels (B,)."""
-    same = labels[:, None] == labels
+    same, places = labels[:, None] == labels, torch.arange(len(labels), device=labels.device)
     most, margin = int(same.sum(1).max()) if len(labels) else 0, settings.margin
 
-    def value(e: Tensor, at: Tensor, batch: Tensor) -> Tensor:
+    def value(e: Tensor, at: Tensor, batch: Tensor, itself: Tensor | None = None) -> Tensor:
         distances = euclidean(e[:, None], batch)  # not by products: d(z, x) to its own image must not be rounded
+        if itself is not None:  # 0, whose two gradients would cancel but for rounding
+            distances = distances.masked_fill((at[:, None] == places) & itself[:, None], 0)
         if settings.loss == "contrastive":
             return losses.contrastive_surrogate(distances, same[at], margin)
         return losses.triplet_surrogate(distances, same[at], margin, most)
@@ -47,16 +50,17 @@ def _surrogate(settings: AdmlSettings, labels: Tensor) -> Surrogate:
 
 def one_against_all(surrogate: Surrogate, clean: Tensor, hit: Tensor) -> Objective:
     """Climb l̂(z_i, S) for the images at positions `hit` (U,), each alone against the clean batch (B, D) (eq. 12)."""
-    return Objective(lambda e, at: surrogate(e[:, 0], hit[at], clean))
+    return Objective(lambda e, at: surrogate(e[:, 0], hit[at], clean, None))
 
 
 def all_against_all(surrogate: Surrogate, clean: Tensor, hit: Tensor) -> Objective:
     """Climb (1/n) Σ_i l̂(z_i, S) for the images at `hit` (U,) together, with S made of the z_i (eq. 11)."""
     everyone = torch.arange(len(clean), device=clean.device)
+    itself = torch.ones_like(everyone, dtype=torch.bool)
 
     def value(e: Tensor, at: Tensor) -> Tensor:
         batch = clean.index_copy(0, hit, e[:, 0].to(clean.dtype))
-        return surrogate(batch, everyone, batch).mean()
+        return surrogate(batch, everyone, batch, itself).mean()
 
     return Objective(value, coupled=True)
 
@@ -75,12 +79,12 @@ def surrogate_training(step: Step, settings: AdmlSettings) -> Iterator[Tensor]:
     count = len(images)
     if together:
         e = step.embed(images.index_copy(0, hit, moved))
-        loss, there = surrogate(e, everyone, e).mean(), e[hit]
+        loss, there = surrogate(e, everyone, e, torch.ones_like(chosen)).mean(), e[hit]
     else:
         step.trains_on(torch.cat([everyone, hit]))
         e = step.embed(torch.cat([images, moved]))
         batch, there = e[:count], e[count:]
-        loss = surrogate(batch.index_copy(0, hit, there), everyone, batch).mean()
+        loss = surrogate(batch.index_copy(0, hit, there), everyone, batch, ~chosen).mean()
         if settings.formulation == 3:
             loss = loss + settings.weight * euclidean(there, batch[hit]).sum() / max(count, 1)
     step.log("attacked", chosen.double().mean())
