@@ -17,6 +17,7 @@ from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from anchorhold.training.evaluation import (
+    Way,
     attack_of,
     evaluate_model,
     recall_under_attack,
@@ -36,7 +37,7 @@ def test_under_an_attack_that_moves_nothing_recall_is_that_of_retrieval(apart: b
     attacked = recall_under_attack(model, images, gallery, Ball(0.0), Budget(1, 0.0), Key.of(3))
     assert attacked == pytest.approx(found["r1"]) and 20 < attacked < 99
     for attack in ("margin", "nearest"):
-        still = scores_under_attack(model, images, gallery, Ball(0.0), Budget(1, 0.0), Key.of(3), attack=attack)  # type: ignore[arg-type]
+        still = scores_under_attack(model, images, gallery, Way(Ball(0.0), Budget(1, 0.0), attack), Key.of(3))  # type: ignore[arg-type]
         assert still == pytest.approx({"r1": found["r1"], "map_r": found["map_r"]}, abs=0.01)
 
 
@@ -48,8 +49,7 @@ def test_the_nearest_attack_is_algorithm_1_of_adml(apart: bool) -> None:
     images = load_images(split, DataSettings(crop=0, resize=0), torch.device("cpu"), Silent())
     model = ah.Embedder("small", dim=8, channels=1, size=8, seed=2)
     clean, gallery = retrieval(model, images)
-    ball, budget = Ball(0.1), Budget(3, 0.05)
-    found = scores_under_attack(model, images, gallery, ball, budget, Key.of(3), attack="nearest")
+    found = scores_under_attack(model, images, gallery, Way(Ball(0.1), Budget(3, 0.05), "nearest"), Key.of(3))
 
     (x,) = images.plain()
     asks = range(len(x)) if split.queries is None else split.queries.nonzero().squeeze(1).tolist()
@@ -79,7 +79,7 @@ def test_the_nearest_attack_is_algorithm_1_of_adml(apart: bool) -> None:
 
 def test_the_settings_choose_the_attack_of_evaluations() -> None:
     train = settings_from("adml", {"train": {"attack_eps": 0.01, "attack_steps": 5, "attack": "nearest"}}).train
-    ball, budget = attack_of(train)
+    ball, budget, _ = attack_of(train)
     assert (ball.eps, budget.steps, budget.alpha, budget.start, budget.keep) == (0.01, 5, 0.004, "random", "last")
     images = load_images(ah.dataset("digits").test, DataSettings(crop=0, resize=0), torch.device("cpu"), Silent())
     model, found = ah.Embedder("small", dim=4, channels=1, size=8), {}

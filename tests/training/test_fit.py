@@ -244,8 +244,8 @@ def test_the_attack_after_an_epoch_has_the_whole_ball_in_reach(
 ) -> None:
     seen: list[tuple[Ball, Budget]] = []
 
-    def spy(model: Any, test: Any, gallery: Any, ball: Ball, budget: Budget, *rest: Any) -> dict[str, float]:
-        seen.append((ball, budget))
+    def spy(model: Any, test: Any, gallery: Any, way: Any, *rest: Any) -> dict[str, float]:
+        seen.append((way.ball, way.budget))
         return {"r1": 0.0}
 
     monkeypatch.setattr("anchorhold.training.evaluation.scores_under_attack", spy)

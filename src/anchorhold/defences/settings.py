@@ -3,15 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from ..errors import check, nearest
 from ..extensions import Named
-from ..perturb.settings import Budget, check_l2, check_radius
+from .adml_settings import AdmlSettings
 from .choices import LOSS_NAMES, SAMPLER_NAMES, LossSettings, chosen
-
-if TYPE_CHECKING:
-    from ..perturb.ball import Ball
+from .inner import Inner
 
 __all__ = [
     "REFUSED",
@@ -42,40 +40,6 @@ Members = Literal["all", "candidates", "anchors", "turns"]
 Phases = Literal["both", "cap", "anp"]
 Guide = Literal["collapseness", "hardness"]
 FormName = Literal["paper", "code"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inner:
-    """The attack inside a training step; settings of defences extend it. The defaults are the papers', for 224 px."""
-
-    eps: Annotated[float, "Maximum change of a pixel (ε) in training; with norm l2, of the image."] = 8 / 255
-    alpha: Annotated[float, "Step size (α) of the inner attack."] = 1 / 255
-    steps: Annotated[int, "Steps (η) of the inner attack."] = 8
-    norm: Annotated[Literal["linf", "l2"], "Norm in which ε is measured."] = "linf"
-    start: Annotated[
-        Literal["zero", "random"], "Where the inner attack starts: at the clean image, or at a random change of it."
-    ] = "zero"
-
-    def __post_init__(self) -> None:
-        check(self.eps >= 0 and self.steps >= 0 and self.alpha >= 0, "eps, alpha and steps must not be negative")
-        check(self.steps <= 10_000, f"defence.steps must be at most 10,000, got {self.steps}")
-        check_radius(self.eps, self.norm)
-        check_l2(self.eps, self.norm)
-
-    @property
-    def attacks(self) -> bool:
-        """Whether these settings mean to perturb anything at all."""
-        return self.eps > 0 and self.steps > 0
-
-    @property
-    def ball(self) -> "Ball":
-        from ..perturb.ball import Ball  # here, so that settings load without torch
-
-        return Ball(self.eps, self.norm)
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(self.steps, self.alpha, start=self.start)
 
 
 @dataclass(frozen=True)
@@ -282,88 +246,6 @@ class TrideSettings(Inner):
             self.stop or self.form == "paper",
             "without stop the attack raises C without limit, but ANP in the code's form lowers it: use form = paper",
         )
-
-
-@dataclass(frozen=True)
-class AdmlSettings(Inner):
-    """The robust rows of ADML's tables; the default is the triplet loss on CUB."""
-
-    eps: float = 0.01
-    alpha: Annotated[float, "Step size (α); 0 means 2ε/steps, which can cross the whole ball."] = 0.0  # as in the paper
-    steps: int = 5
-    start: Literal["zero", "random"] = "random"
-    loss: Annotated[Literal["triplet", "contrastive"], "Training loss."] = "triplet"
-    margin: Annotated[float, "Margin of the loss; the paper has 1 for the contrastive loss."] = 0.2
-    reduction: Annotated[
-        Literal["all", "active"], "Mean of the contrastive loss: over all pairs, or over active ones as in RobRank."
-    ] = "all"
-    perturb: Annotated[Literal["positive", "negative", "anchor"], "Which image of a tuple is perturbed."] = "positive"
-    attack_rate: Annotated[float, "Probability that a tuple is perturbed, drawn for each."] = 0.5
-    formulation: Annotated[int, "Training objective of the paper: formulation 1, 2 or 3.", (1, 2, 3)] = 2
-    objective: Annotated[
-        Literal["distances", "loss", "surrogate"],
-        "What the attack climbs: distances, the hinged loss, or the surrogate loss of the whole batch.",
-    ] = "distances"  # equation 14; equation 11; equations 7, 8 and 12, and then the surrogate trains too
-    weight: Annotated[float, "Weight (λ) of the embedding shift in formulation 3."] = 1.0  # the paper gives no value
-    sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "distance"
-    lower: Annotated[float, "Nearer negatives are weighted as if at this distance; 0 is no cut-off."] = (
-        0.5  # RobRank: 0
-    )
-    upper: Annotated[float, "Negatives beyond this distance are not drawn; 0 is no cut-off."] = 1.4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        chosen(self, "sampler", SAMPLER_NAMES)
-        for name, known in (
-            ("loss", LOSS_NAMES),
-            ("perturb", ("positive", "negative", "anchor")),
-            ("reduction", ("all", "active")),
-            ("objective", ("distances", "loss", "surrogate")),
-        ):
-            word = getattr(self, name)
-            check(word in known, f"no {name} {word!r}; {nearest(str(word), known)}")
-        check(self.margin >= 0, f"the margin must not be negative, got {self.margin}")
-        check(0 <= self.attack_rate <= 1, f"attack_rate is a probability, between 0 and 1, got {self.attack_rate}")
-        check(self.formulation in (1, 2, 3), f"no formulation {self.formulation}; there are: 1, 2, 3")
-        check(self.weight >= 0, f"weight (λ) is the weight of a loss and must be at least 0, got {self.weight}")
-        check(
-            self.lower >= 0 and (self.upper == 0 or self.lower < self.upper),
-            f"negatives lie from lower = {self.lower} to upper = {self.upper}: upper must be larger, or 0 (no cut-off)",
-        )
-        check(
-            self.formulation != 1 or self.perturb == "positive",
-            f"formulation 1 perturbs every image: leave perturb = {self.perturb} out, or take formulation 2 or 3",
-        )
-        check(
-            self.loss == "contrastive" or self.reduction == "all",
-            f"reduction = {self.reduction} is a mean of the contrastive loss: leave it out, or set loss to contrastive",
-        )
-
-        self._check_objective()
-
-    def _check_objective(self) -> None:
-        """Refuse settings that the chosen objective does not use."""
-        check(
-            self.objective != "loss" or self.formulation == 1,
-            "objective = loss is of formulation 1, all images at once: set formulation to 1, or objective to surrogate",
-        )
-        if self.objective == "surrogate":
-            plain = AdmlSettings()
-            for name in ("perturb", "reduction", "sampler", "lower", "upper"):
-                value = getattr(self, name)
-                check(
-                    value == getattr(plain, name),
-                    f"objective = surrogate perturbs each sample against the whole batch, so {name} = {value} has no "
-                    "effect: leave it out",
-                )
-
-    @property
-    def attacks(self) -> bool:
-        return super().attacks and self.attack_rate > 0
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(self.steps, self.alpha or 2 * self.eps / max(self.steps, 1), start=self.start)
 
 
 @dataclass(frozen=True)

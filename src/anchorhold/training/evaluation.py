@@ -24,6 +24,7 @@ from ..separation import separation
 from ..triplets import collapseness, hardness, mine
 
 __all__ = [
+    "Way",
     "attack_of",
     "evaluate_model",
     "recall_under_attack",
@@ -116,20 +117,29 @@ def evaluate_model(
     """
     found, gallery = retrieval(model, test)
     if train.attack_eps > 0:
-        ball, budget = attack_of(train)
-        queries, attack = train.attack_queries, train.attack
-        scores = scores_under_attack(model, test, gallery, ball, budget, key, queries, precision(), attack)
+        scores = scores_under_attack(model, test, gallery, attack_of(train), key, train.attack_queries, precision())
         found |= {f"{name}_attacked": value for name, value in scores.items()}
     return found
 
 
-def attack_of(train: TrainSettings) -> tuple[Ball, Budget]:
-    """The ball and the steps of the attack in evaluations. ADML's has steps of 2ε/steps and keeps its last iterate."""
+class Way(NamedTuple):
+    """The attack of an evaluation: how far and with which steps.
+
+    Its name is margin, the most direct attack on R@1, or nearest, algorithm 1 of ADML.
+    """
+
+    ball: Ball
+    budget: Budget
+    name: AttackName = "margin"
+
+
+def attack_of(train: TrainSettings) -> Way:
+    """The attack that the settings choose. ADML's has steps of 2ε/steps and keeps its last iterate."""
     eps, steps = train.attack_eps, train.attack_steps
     if train.attack == "nearest":
         threat = threat_of("adml", eps=eps, steps=steps)
-        return threat.ball, threat.budget
-    return Ball(eps), Budget(steps, 2.5 * eps / max(steps, 1), start="random", keep="best")
+        return Way(threat.ball, threat.budget, "nearest")
+    return Way(Ball(eps), Budget(steps, 2.5 * eps / max(steps, 1), start="random", keep="best"))
 
 
 def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:
@@ -163,20 +173,18 @@ def recall_under_attack(
     queries: int = 0,
     precision: AbstractContextManager[object] | None = None,
 ) -> float:
-    """R@1 in percent when each query is perturbed; arguments as in `scores_under_attack`."""
-    return scores_under_attack(model, images, gallery, ball, budget, key, queries, precision)["r1"]
+    """R@1 in percent when each query is perturbed by the margin attack; arguments as in `scores_under_attack`."""
+    return scores_under_attack(model, images, gallery, Way(ball, budget), key, queries, precision)["r1"]
 
 
 def scores_under_attack(
     model: nn.Module,
     images: Images,
     gallery: Gallery,
-    ball: Ball,
-    budget: Budget,
+    way: Way,
     key: Key,
     queries: int = 0,
     precision: AbstractContextManager[object] | None = None,
-    attack: AttackName = "margin",
 ) -> dict[str, float]:
     """`r1` and `map_r` in percent when each query is perturbed.
 
@@ -184,18 +192,16 @@ def scores_under_attack(
         model: what embeds the images.
         images: the split, with its images.
         gallery: embeddings and labels, as `retrieval` returns them.
-        ball: how far an image may be perturbed.
-        budget: steps of the attack.
+        way: the attack.
         key: decides which queries are attacked, and where each attack starts.
         queries: how many queries are attacked, 0 for all.
         precision: the context in which the attack computes.
-        attack: margin, the most direct one on R@1; or nearest, algorithm 1 of ADML.
     """
     asks = images.split.queries
     able = torch.arange(len(images.labels)) if asks is None else asks.nonzero().squeeze(1)
     chosen = able[key("queries").permutation(len(able))[: queries or len(able)]].sort().values
     parts = list(chosen.split(256))
-    perturb = _past_the_margin if attack == "margin" else _from_the_nearest
+    perturb = _past_the_margin if way.name == "margin" else _from_the_nearest
 
     def scores(mine: Sequence[Tensor]) -> Tensor:
         rows = []
@@ -204,7 +210,7 @@ def scores_under_attack(
             # Separate queries are not in the gallery.
             own = here if asks is None else torch.full_like(here, -1)
             labels = images.labels[here]
-            e = perturb(Attempt(embed, gallery, ball, budget, key), views, labels, own, here)
+            e = perturb(Attempt(embed, gallery, way.ball, way.budget, key), views, labels, own, here)
             rows.append(_scored(e, gallery, labels, own))
         return torch.cat(rows)
 
