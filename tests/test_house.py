@@ -109,6 +109,7 @@ PUBLIC = {
     "auditing/list_attack.py attack_list",
     "auditing/one_image.py attack_one",
     "auditing/run.py audit",
+    "auditing/smallest.py smallest_perturbation",
     "index/embedding.py embed",
     "metrics.py evaluate",
     "model/embedder.py Embedder.__init__",

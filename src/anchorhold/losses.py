@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .geometry import Distance, euclidean
 
-__all__ = ["LOSSES", "contrastive", "contrastive_terms", "triplet"]
+__all__ = ["LOSSES", "contrastive", "contrastive_surrogate", "contrastive_terms", "triplet", "triplet_surrogate"]
 
 
 def triplet(
@@ -63,6 +63,36 @@ def contrastive(
     if reduction == "all":
         return _mean(torch.cat([pull, push]))
     return _mean(pull) + push.sum() / (push > 0).sum().clamp(min=1)
+
+
+def contrastive_surrogate(distances: Tensor, same: Tensor, margin: float = 1.0) -> Tensor:
+    """(U,) the contrastive loss of each sample against a whole set, ADML, eq. 7: (1/n) Σ_j l_c(x_i, x_j).
+
+    `distances` (U, n) are those to every member of the set, and `same` (U, n) says which members share the class. The
+    sum runs over the whole set, as the paper writes it: a sample that is in the set counts itself as a match.
+
+    >>> contrastive_surrogate(torch.tensor([[0.0, 0.5, 0.7]]), torch.tensor([[True, True, False]]))
+    tensor([0.2667])
+    """
+    return torch.where(same, distances, torch.relu(margin - distances)).mean(1)
+
+
+def triplet_surrogate(distances: Tensor, same: Tensor, margin: float = 0.2, most: int | None = None) -> Tensor:
+    """(U,) the triplet loss of each sample against a whole set, ADML, eq. 8: its mean over all matches and non-matches.
+
+    Arguments as in `contrastive_surrogate`; it is 0 where one of the two is missing. `most` is the largest number of
+    matches of a sample. Give it where it is known: to find it waits for the GPU.
+
+    >>> triplet_surrogate(torch.tensor([[0.0, 0.5, 0.6]]), torch.tensor([[True, True, False]]))
+    tensor([0.0500])
+    """
+    most = int(same.sum(1).max()) if most is None and same.numel() else most or 0
+    # Matches come first, padded to one number: the memory is U × most × n, not U × n × n.
+    matched, places = same.to(torch.uint8).sort(dim=1, descending=True, stable=True)
+    pull = distances.gather(1, places[:, :most])
+    terms = torch.relu(pull[:, :, None] - distances[:, None, :] + margin)
+    counts = matched[:, :most, None].bool() & ~same[:, None, :]
+    return torch.where(counts, terms, 0).sum((1, 2)) / (same.sum(1) * (~same).sum(1)).clamp(min=1)
 
 
 def _mean(terms: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from anchorhold.perturb.ascend import ascend
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.problem import Problem
 from anchorhold.perturb.settings import Budget
+from anchorhold.reproduce.rows import row_named, row_settings
 from anchorhold.triplets import Triplets
 from tests.analytic import linear_embedder, tanh_embedder
 from tests.defences.test_hardness import KEY, make_step, train
@@ -364,8 +365,24 @@ def test_the_recipe_is_prints() -> None:
         assert s.defence == AdmlSettings(loss=loss, margin=margin)  # type: ignore[arg-type]
         assert (s.batch.kind, s.batch.classes, s.batch.instances, s.batch.mining_pairs) == ("classes", 56, 2, 0)
         assert (s.optimiser.lr, s.optimiser.weight_decay, s.data.crop_least) == (1e-6, 4e-4, 0.6)
+        assert (s.model.backbone, s.model.dim, s.model.weights, s.train.epochs) == ("resnet50", 128, "imagenet", 150)
         labels = torch.arange(5864) % 100  # as many images and classes as CUB trains on
         assert s.train.epochs * len(class_batches(labels, 56, 2, KEY)) == 7800
+
+
+@pytest.mark.parametrize("recipe", ["adml", "adml-contrastive"])
+def test_the_recipe_is_that_of_the_best_rows(recipe: str) -> None:
+    """Table 2: the settings of each row are the recipe's own, without overrides."""
+    for data in ("cub", "cars", "sop"):
+        row = row_named(f"adml/t2/{data}/{'adml-contrastive' if recipe.endswith('ive') else 'adml-triplet'}")
+        name = {"data": {"name": data}}
+        assert row.recipe == recipe and settings_from(recipe, name) == settings_from(recipe, name | row_settings(row))
+
+
+def test_small_data_keep_their_networks() -> None:
+    for data, backbone, dim in (("digits", "small", 64), ("gaussians", "mlp", 2)):
+        m = settings_from("adml", {"data.name": data}).model
+        assert (m.backbone, m.dim, m.weights) == (backbone, dim, "")
 
 
 TINY: dict[str, Any] = {

@@ -71,6 +71,7 @@ def test_a_run_folder_holds_everything(digits: ah.Dataset, tmp_path: Path) -> No
         "r1",
         "map_r",
         "r1_attacked",
+        "map_r_attacked",
     ):
         assert isinstance(rows[-1][name], float), name
     assert rows[-1]["r1_attacked"] < rows[-1]["r1"] and info["image_steps"] > 0
@@ -243,11 +244,11 @@ def test_the_attack_after_an_epoch_has_the_whole_ball_in_reach(
 ) -> None:
     seen: list[tuple[Ball, Budget]] = []
 
-    def spy(model: Any, test: Any, gallery: Any, ball: Ball, budget: Budget, *rest: Any) -> float:
-        seen.append((ball, budget))
-        return 0.0
+    def spy(model: Any, test: Any, gallery: Any, way: Any, *rest: Any) -> dict[str, float]:
+        seen.append((way.ball, way.budget))
+        return {"r1": 0.0}
 
-    monkeypatch.setattr("anchorhold.training.evaluation.recall_under_attack", spy)
+    monkeypatch.setattr("anchorhold.training.evaluation.scores_under_attack", spy)
     attack = {"epochs": 1, "attack_eps": 0.05, "attack_steps": 4}
     fit(digits, tmp_path / "run", "natural", train=attack, batch={"pairs": 300})
     ((ball, budget),) = seen

@@ -1,16 +1,18 @@
 """When a training is judged to have collapsed."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import anchorhold as ah
 from anchorhold.config.recipes import settings_from
 from anchorhold.config.settings import Settings
 from anchorhold.console import Silent
 from anchorhold.errors import RunError
 from anchorhold.runs.folder import Run
 from anchorhold.training.checkpoint import Progress
-from anchorhold.training.safety import judge_collapse, judge_features
+from anchorhold.training.safety import judge_attacks, judge_collapse, judge_features
 
 FLAT = {"separability": 0.0, "mean_distance": 1.0}
 ROUND = {"separability": 0.5, "mean_distance": 1.0}
@@ -94,3 +96,43 @@ def test_few_images_are_no_evidence_of_a_collapse(run: Run) -> None:
     assert at.collapsed == 0 and run.read_json()["status"] == "training"
     with pytest.raises(RunError, match=r"separability of .* 0\.0100, under"):
         judge(run, after(0), at, *[{**FLAT, "separability_high": 0.01}] * 2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes"),
+    [
+        ("adml", {"defence.attack_rate": 0.0}),
+        ("adml-contrastive", {"defence.attack_rate": 0.0}),
+        ("adml", {"defence.eps": 0.0}),
+        ("est", {"defence.steps": 0}),
+        ("hm", {"defence.destination": "softhard"}),
+        ("act", {"train.benign": 1.0}),
+        ("natural", {}),
+    ],
+)
+def test_a_training_that_means_to_attack_nothing_is_not_flagged(run: Run, recipe: str, changes: dict[str, Any]) -> None:
+    said: list[str] = []
+    report = Silent()
+    report.say = said.append  # type: ignore[method-assign]
+    judge_attacks(run, settings_from(recipe, changes), Progress(epoch=3), report)
+    assert not said and "flags" not in run.read_json()
+
+
+@pytest.mark.parametrize(("recipe", "waits"), [("hm-lga", True), ("adml", False), ("act", False), ("catride", False)])
+def test_an_attack_that_never_began_is_flagged_with_advice_that_fits(run: Run, recipe: str, waits: bool) -> None:
+    settings = settings_from(recipe, {"train.benign": 0.5})
+    judge_attacks(run, settings, Progress(epoch=3, image_steps=8.0), Silent())
+    assert "flags" not in run.read_json()
+    judge_attacks(run, settings, Progress(epoch=3), Silent())
+    (flag,) = run.read_json()["flags"]
+    assert (flag["name"], flag["epoch"]) == ("no-attack", 3) and ("lga" in flag["text"]) == waits
+
+
+@pytest.mark.medium
+def test_a_natural_row_of_adml_ends_without_a_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    report = Silent()
+    report.say = said.append  # type: ignore[method-assign]
+    quick = {"train.epochs": 1, "model.dim": 8, "defence.attack_rate": 0.0}
+    done = ah.fit(None, "digits", "adml", tmp_path / "a", overrides=quick, device="cpu", report=report).read_json()
+    assert done["image_steps"] == 0 and not done.get("flags") and not [line for line in said if "warning" in line]

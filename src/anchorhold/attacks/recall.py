@@ -27,6 +27,8 @@ __all__ = [
     "MarginAttack",
     "NearestAttack",
     "attack_recall",
+    "attacked_queries",
+    "first_is_right",
     "margin",
 ]
 
@@ -305,6 +307,18 @@ def _matches(gallery_labels: Tensor, labels: Tensor, own: Tensor) -> tuple[Tenso
     return labels[:, None] == gallery_labels, own[:, None] == items
 
 
+def attacked_queries(problem: Problem, images: Tensor, ids: Tensor, batch: int = 256) -> Tensor:
+    """Embeddings (Q, D) of the queries after the attack, in full precision; random starts are drawn by `ids`."""
+    ascent = ascend(problem, images[:, None], ids=ids, batch=batch)
+    return embed_all(problem.embed, ascent.images[:, 0].split(batch))
+
+
+def first_is_right(queries: Tensor, gallery: Gallery, labels: Tensor, own: Tensor) -> Tensor:
+    """(Q,) whether the nearest item has the query's label; `own` is each query's id in the gallery, or -1."""
+    found = retrieve(queries, gallery.embeddings, 1, query_labels=labels, gallery_labels=gallery.labels, exclude=own)
+    return found.relevant[:, 0]
+
+
 def attack_recall(
     problem: Problem, images: Tensor, labels: Tensor, own: Tensor, gallery: Gallery, ids: Tensor, batch: int = 256
 ) -> Tensor:
@@ -313,7 +327,4 @@ def attack_recall(
     `problem` climbs `margin(gallery, labels, own)`; `own` is each query's id in the gallery, or -1. Random
     starts are drawn by `ids`.
     """
-    ascent = ascend(problem, images[:, None], ids=ids, batch=batch)
-    attacked = embed_all(problem.embed, ascent.images[:, 0].split(batch))
-    found = retrieve(attacked, gallery.embeddings, 1, query_labels=labels, gallery_labels=gallery.labels, exclude=own)
-    return found.relevant[:, 0]
+    return first_is_right(attacked_queries(problem, images, ids, batch), gallery, labels, own)

@@ -1,13 +1,15 @@
 """Attack one image against a gallery and show the list before and after."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..attacks.goal import ProtocolName, Scene
+from ..attacks.goal import Goal, ProtocolName, Scene
 from ..attacks.label import LabelAttack
 from ..attacks.own import maker_of
 from ..attacks.run import attack
@@ -19,7 +21,7 @@ from ..device import device_named, living_on
 from ..errors import DataError, check
 from ..geometry import Retrieved
 from ..model.chunked import chunked
-from ..model.frozen import embed_all, frozen
+from ..model.frozen import Embed, embed_all, frozen
 from ..model.wrap import as_victim
 from ..perturb.settings import Threat
 from ..random import Key
@@ -29,7 +31,7 @@ from .inputs import Data, Material, prepare
 from .plan import AuditSettings, effort
 from .standard import NEIGHBOURS, shown_lists, to_bytes
 
-__all__ = ["Single", "attack_one"]
+__all__ = ["Reading", "Single", "Stage", "attack_one", "staged", "write_png"]
 
 _RIGHT_OR_WRONG = ("ES:R", "LTM", "GTM", "nearest", "margin")  # measures that are 1 or 0
 
@@ -55,14 +57,18 @@ class Single:
 
     def save(self, path: str | Path) -> Path:
         """Write the perturbed image as PNG, without loss."""
-        from PIL import Image
+        return write_png(self.image, path)
 
-        path = Path(path)
-        check(path.suffix.lower() == ".png", f"{path.name}: only PNG has no loss; end the name in .png")
-        pixels = self.image.numpy()
-        with atomic(path) as temporary:
-            Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(temporary, format="PNG")
-        return path
+
+def write_png(image: Tensor, path: str | Path) -> Path:
+    """Write an image, uint8 (H, W, C), as PNG."""
+    from PIL import Image
+
+    path, pixels = Path(path), image.numpy()
+    check(path.suffix.lower() == ".png", f"{path.name}: only PNG has no loss; end the name in .png")
+    with atomic(path) as temporary:
+        Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(temporary, format="PNG")
+    return path
 
 
 def attack_one(
@@ -103,34 +109,9 @@ def attack_one(
         norm=threat.norm,
     )
     wish = maker_of(goal)(protocol)
-    report, where, victim = report or Silent(), device_named(device), as_victim(model)
-    material = prepare(data, victim, where, report, resize, crop)
-    query, gallery, name = _find(str(image), material, wish.side)
-    with living_on(victim, where), frozen(victim) as view:
-        embed = chunked(view, batch)
-        items = embed_all(embed, material.gallery.plain(batch=batch))
-        side = material.side(wish.side)
-        number = query if wish.side == "query" else gallery
-        if number is None:
-            pixels = _read(Path(image).expanduser(), material).to(where)
-            classes = material.gallery.split.classes
-            if gallery is not None and not label:  # an image of the gallery has a class and is never its own match
-                label = classes[int(material.gallery.split.labels[gallery])]
-            check(
-                bool(label) or goal not in ("LTM", "GTM", "nearest", "margin"),
-                f"{goal} needs the class of {name}: give it with --class",
-            )
-            check(not label or label in classes, f"the gallery has no class {label!r}; it has {', '.join(classes[:8])}")
-            labels = torch.tensor([classes.index(label) if label else -1], device=where)
-            own = torch.tensor([-1 if gallery is None else gallery], device=where)
-            queries, ids = embed_all(embed, [pixels]), torch.tensor([0], device=where)
-            scene = Scene(items, material.gallery_labels, queries, labels, own)
-        else:
-            (pixels,) = side.plain(torch.tensor([number]), batch=1)
-            queries = items if material.same else embed_all(embed, material.query.plain(batch=batch))
-            scene, ids = material.scene(queries, items), torch.tensor([number], device=where)
+    opened = staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report))
+    with opened as (embed, scene, ids, pixels, material, name, number, label):
         key = Key.of(seed)("audit")
-        pixels = pixels.to(scene.gallery.dtype)
         done = attack(embed, pixels, scene, wish, ids, settings.ball, settings.budget, key, 1, method=settings.find)
     clean = scene.clean(wish.side)[ids]
     start = wish.measure(scene, ids, done.targets, clean, clean)
@@ -150,6 +131,71 @@ def attack_one(
         to_bytes(done.images)[0].cpu().contiguous(),
         unknown,
     )
+
+
+class Reading(NamedTuple):
+    """How images are read and embedded; arguments of `attack_one`."""
+
+    batch: int = 128
+    device: str = "auto"
+    resize: int | None = None
+    crop: int | None = None
+    report: Report | None = None
+
+
+class Stage(NamedTuple):
+    """One image, ready to be attacked."""
+
+    embed: Embed
+    scene: Scene
+    ids: Tensor  # (1,) its position on the goal's side of the scene
+    pixels: Tensor  # (1, C, H, W)
+    material: Material
+    name: str
+    number: int | None  # its position in the data; None for another file
+    label: str  # its class, where it was given or is known from the gallery
+
+
+@contextmanager
+def staged(
+    model: nn.Module,
+    image: str | Path,
+    data: Data,
+    wish: Goal,
+    label: str,
+    by: Reading,
+) -> Iterator[Stage]:
+    """Find the image, embed the data, and hold the model still while the image is attacked; arguments of `attack_one`.
+
+    `wish` is the goal. It says on which side the image is.
+    """
+    batch, where, victim = by.batch, device_named(by.device), as_victim(model)
+    material = prepare(data, victim, where, by.report or Silent(), by.resize, by.crop)
+    query, gallery, name = _find(str(image), material, wish.side)
+    with living_on(victim, where), frozen(victim) as view:
+        embed = chunked(view, batch)
+        items = embed_all(embed, material.gallery.plain(batch=batch))
+        side = material.side(wish.side)
+        number = query if wish.side == "query" else gallery
+        if number is None:
+            pixels = _read(Path(image).expanduser(), material).to(where)
+            classes = material.gallery.split.classes
+            if gallery is not None and not label:  # an image of the gallery has a class and is never its own match
+                label = classes[int(material.gallery.split.labels[gallery])]
+            check(
+                bool(label) or wish.name not in ("LTM", "GTM", "nearest", "margin"),
+                f"{wish.name} needs the class of {name}: give it with --class",
+            )
+            check(not label or label in classes, f"the gallery has no class {label!r}; it has {', '.join(classes[:8])}")
+            labels = torch.tensor([classes.index(label) if label else -1], device=where)
+            own = torch.tensor([-1 if gallery is None else gallery], device=where)
+            queries, ids = embed_all(embed, [pixels]), torch.tensor([0], device=where)
+            scene = Scene(items, material.gallery_labels, queries, labels, own)
+        else:
+            (pixels,) = side.plain(torch.tensor([number]), batch=1)
+            queries = items if material.same else embed_all(embed, material.query.plain(batch=batch))
+            scene, ids = material.scene(queries, items), torch.tensor([number], device=where)
+        yield Stage(embed, scene, ids, pixels.to(scene.gallery.dtype), material, name, number, label)
 
 
 def _find(image: str, material: Material, side: str) -> tuple[int | None, int | None, str]:

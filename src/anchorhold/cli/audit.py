@@ -152,11 +152,16 @@ def attack(
     crop: Crop = None,
     held_out: HeldOut = 0,
     seed: Annotated[int, typer.Option(help="Seed of the targets and the random starts")] = 0,
+    smallest: Annotated[
+        bool, typer.Option("--smallest", help="Search for the smallest ε that succeeds, up to --eps (linf: 64/255)")
+    ] = False,
+    searches: Annotated[int, typer.Option(help="With --smallest: how often the bracket of ε is halved")] = 10,
     save: Annotated[Path | None, typer.Option(help="Save the perturbed image to this PNG file")] = None,
     device: Device = "auto",
 ) -> None:
     """Attack one image against a gallery, and show its nearest neighbours before and after."""
     from ..auditing.one_image import attack_one
+    from ..auditing.smallest import SmallestPerturbation, smallest_perturbation
     from ..console import Console
     from ..errors import check
 
@@ -164,22 +169,25 @@ def attack(
         save is None or save.suffix.lower() == ".png",
         "--save needs a .png file: lossy formats destroy the perturbation",
     )
-    done = attack_one(
-        model_of(model, mean, std, size),
-        image,
-        _data(data, root, held_out),
-        goal,
-        protocol=protocol,  # type: ignore[arg-type]  # checked by the callee
-        label=class_,
+    check(smallest or searches == 10, "--searches belongs to --smallest: add it, or leave --searches out")
+    how: dict[str, Any] = {
+        "protocol": protocol,
+        "label": class_,
         **threat_options(threat, eps, norm, alpha, steps),
-        method=method,  # type: ignore[arg-type]
-        seed=seed,
-        device=device,
-        resize=resize,
-        crop=crop,
-        report=Console(),
-    )
+        "method": method,
+        "seed": seed,
+        "device": device,
+        "resize": resize,
+        "crop": crop,
+        "report": Console(),
+    }
+    if smallest:
+        how["searches"] = searches
+    run: Any = smallest_perturbation if smallest else attack_one
+    done = run(model_of(model, mean, std, size), image, _data(data, root, held_out), goal, **how)
     print(done)
+    if isinstance(done, SmallestPerturbation) and not done.found:
+        return
     if save is not None:
         print(f"\nperturbed image: {done.save(save)}")
 

@@ -123,8 +123,8 @@ def plot(
     what: Annotated[
         str,
         typer.Option(
-            help="curves, collapse, shift, hardness, active, or columns of metrics.jsonl by name; rows (ERS against "
-            "R@1, with the published rows); cost (ERS against training cost)"
+            help="curves, robust (under attack), collapse, shift, hardness, active, or columns of metrics.jsonl by "
+            "name; rows (ERS against R@1, with the published rows); cost (ERS against training cost)"
         ),
     ] = "curves",
     against: Annotated[

@@ -13,10 +13,13 @@ from ..schedules import Schedule
 
 __all__ = [
     "DEFENCE_SETTINGS",
+    "AttackName",
     "OptimiserSettings",
     "Settings",
     "TrainSettings",
 ]
+
+AttackName = Literal["margin", "nearest"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,9 @@ class TrainSettings:
     canary_every: Annotated[int, "On a GPU, check an inner attack against fp32 every N steps; 0 is never."] = 500
     evaluate_every: Annotated[int, "Evaluate on the test split every N epochs, and after the last."] = 5
     attack_eps: Annotated[float, "Above 0, each evaluation also measures R@1 under an attack with this ε."] = 0.0
+    attack: Annotated[AttackName, "The attack in evaluations: margin, or nearest, which is ADML's algorithm 1."] = (
+        "margin"
+    )
     attack_steps: Annotated[int, "Steps of the attack in evaluations."] = 20
     attack_queries: Annotated[int, "Queries that evaluations attack; 0 is all."] = 500
     benign: Annotated[float, "Share of the batches that stay unperturbed."] = 0.0
@@ -66,6 +72,8 @@ class TrainSettings:
         check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)
         check_least("train", self, attack_eps=0, attack_steps=0, attack_queries=0, canary_every=0)
         check_least("train", self, collapse_warmup=0, collapse_separability=0, collapse_distance=0, benign=0, ema=0)
+        words = typing.get_args(AttackName)
+        check(self.attack in words, f"train.attack {self.attack!r}; {nearest(str(self.attack), words)}")
         check(self.benign <= 1, f"train.benign is a share of the batches, between 0 and 1, got {self.benign}")
         check(self.ema < 1, f"train.ema is a decay below 1, such as 0.999, got {self.ema}")
         check_most("train", self, epochs=10**6, evaluate_every=10**6, collapse_warmup=10**6, checkpoint_seconds=10**9)

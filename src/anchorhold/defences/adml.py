@@ -10,6 +10,9 @@ The positive moves away from the anchor (equations 15 and 16), the negative towa
 (appendix F). That is formulation 2: one image moves, the others are clean. In formulation 1 all images of the batch
 move at once (equation 11). In formulation 3 the image moves away from its clean embedding, and λ times that distance is
 added to the loss (equation 13).
+
+The setting `objective` has other readings of these equations: the loss with its hinge in formulation 1, and the
+surrogate losses of `surrogates`, which compare each image with the whole batch instead of mined tuples.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +28,9 @@ from ..perturb.problem import Objective
 from .est import move_away
 from .settings import AdmlSettings
 from .step import Step, changed
+from .surrogates import surrogate_training
 
-__all__ = ["adversarial_metric_learning", "all_at_once", "worst_case"]
+__all__ = ["adversarial_metric_learning", "all_at_once", "loss_at_once", "worst_case"]
 
 
 # A tuple is a row of four positions, the two ends of d(a, p) and the two of d(a, n). It contains the anchor twice,
@@ -77,6 +81,22 @@ def all_at_once(pulled: Tensor, pushed: Tensor) -> Objective:
     return Objective(lambda e, at: total(e, pulled) - total(e, pushed), coupled=True)
 
 
+def loss_at_once(pulled: Tensor, pushed: Tensor, loss: str, margin: float) -> Objective:
+    """Climb the loss with its hinge while all images move (ADML, eq. 11): Σ [d(a', p') − d(a', n') + α]₊ of triplets.
+
+    Of contrastive pairs it is Σ d(a', p') + Σ [α − d(a', n')]₊. Arguments as in `all_at_once`; of triplets the rows
+    belong together. A triplet with zero loss has no gradient: from a zero start it stays where it is.
+    """
+
+    def value(e: Tensor, at: Tensor) -> Tensor:
+        near, far = (euclidean(e[pairs[:, 0], 0], e[pairs[:, 1], 0]) for pairs in (pulled, pushed))
+        if loss == "triplet":
+            return torch.relu(near - far + margin).sum()
+        return near.sum() + torch.relu(margin - far).sum()
+
+    return Objective(value, coupled=True)
+
+
 class Attacked(NamedTuple):
     """Moved images (U, …), their positions (U,) in the batch, and the tuples, in which B + u is moved image u."""
 
@@ -123,7 +143,9 @@ def _all_images(step: Step, settings: AdmlSettings, embed: Embed, clean: Tensor,
     origins = torch.arange(len(images)).to(tuples)
     if not (pull | push).any():
         return Attacked(images[:0], origins[:0], tuples)
-    goal = all_at_once(tuples[pull][:, :PUSHED], tuples[push][:, PUSHED:])
+    pairs = tuples[pull][:, :PUSHED], tuples[push][:, PUSHED:]
+    hinged = settings.objective == "loss"
+    goal = loss_at_once(*pairs, settings.loss, settings.margin) if hinged else all_at_once(*pairs)
     moved = step.perturb(embed, images[:, None], goal, settings)[:, 0]
     hit = torch.stack([pull, pull, push, push], dim=1)
     return Attacked(moved, origins, torch.where(hit, tuples + len(images), tuples))
@@ -138,6 +160,9 @@ FORMULATIONS: dict[int, Perturbed] = {
 
 def adversarial_metric_learning(step: Step, settings: AdmlSettings) -> Iterator[Tensor]:
     """Attack tuples and train on all of them: l(x_1, x_2 + γρ(2, 1)) or l(x_1, x_2 + γρ(2, 1), x_3), eqs. 15, 16."""
+    if settings.objective == "surrogate":
+        yield from surrogate_training(step, settings)
+        return
     images, cuts = step.batch.images, (settings.lower or None, settings.upper or None)
     with step.frozen() as embed:
         clean = step.see(embed, images)

@@ -101,6 +101,10 @@ class HardnessSettings(LossSettings, Inner, Mining):
         return not self.at_source or bool(self.boost or self.rise)
 
     @property
+    def attacks(self) -> bool:
+        return super().attacks and self.raises
+
+    @property
     def at_source(self) -> bool:
         """Whether source and destination are one sampler."""
         if isinstance(self.source, Named):

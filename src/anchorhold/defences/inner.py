@@ -33,6 +33,11 @@ class Inner:
         check_l2(self.eps, self.norm)
 
     @property
+    def attacks(self) -> bool:
+        """Whether these settings mean to perturb anything at all."""
+        return self.eps > 0 and self.steps > 0
+
+    @property
     def ball(self) -> "Ball":
         from ..perturb.ball import Ball  # here, so that settings load without torch
 

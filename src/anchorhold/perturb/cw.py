@@ -15,7 +15,7 @@ from .ball import Ball
 from .problem import Ascent, Problem, Watch, check_units, refuse_watch
 from .rules import Climb
 
-__all__ = ["CW_STEPS", "carlini_wagner", "smallest_eps", "smallest_l2"]
+__all__ = ["CW_STEPS", "bracketed_eps", "carlini_wagner", "smallest_eps", "smallest_l2"]
 
 CW_STEPS = 50  # ADML, appendix B
 # tanh never reaches its ends and is flat near them, so black and white pixels start slightly inside.
@@ -161,6 +161,16 @@ def smallest_eps(
     `succeeds(ε, which)` attacks those samples at that ε and says which were beaten. The result is at most
     highest/2^searches too large.
     """
+    return bracketed_eps(succeeds, count, highest, searches)[1]
+
+
+def bracketed_eps(
+    succeeds: Callable[[float, Tensor], Tensor], count: int, highest: float = 64 / 255, searches: int = 8
+) -> tuple[Tensor, Tensor]:
+    """(N,) the largest ε tried at which each sample held, and (N,) the smallest at which it was beaten.
+
+    Arguments as in `smallest_eps`. A sample that is beaten at ε = 0 has 0 and 0, one that never is `highest` and inf.
+    """
     found = torch.full((count,), torch.inf, dtype=torch.float64)
     least, most = torch.zeros_like(found), torch.full_like(found, highest)
     everyone = torch.arange(count)
@@ -168,7 +178,7 @@ def smallest_eps(
     found[won] = 0.0
     open_ = everyone[~won]
     beaten = succeeds(highest, open_).cpu() if len(open_) else won[:0]
-    found[open_[beaten]] = highest
+    found[open_[beaten]], least[open_[~beaten]] = highest, highest
     open_ = open_[beaten]
     for _ in range(searches):
         middle = (least + most) / 2
@@ -177,4 +187,4 @@ def smallest_eps(
             which = open_[middle[open_] == eps]
             beaten = succeeds(eps, which).cpu()
             most[which[beaten]], found[which[beaten]], least[which[~beaten]] = eps, eps, eps
-    return found
+    return least, found

@@ -24,6 +24,11 @@ __all__ = ["PLOTS", "plot_against", "plot_epochs"]
 SCATTERED = ("rows", "cost")  # figures of `scatter`
 PLOTS: dict[str, dict[str, str]] = {
     "curves": {"loss": "training loss", "r1": "R@1 (%)"},
+    "robust": {
+        "loss": "training loss",
+        "r1_attacked": "R@1 under attack (%)",
+        "map_r_attacked": "mAP@R under attack (%)",
+    },
     "collapse": {"separability": "separability", "mean_distance": "mean distance d̄", "collapseness": "collapseness C"},
     "shift": {
         "shift_perturbed": "mean shift / d̄, perturbed",
@@ -33,7 +38,8 @@ PLOTS: dict[str, dict[str, str]] = {
     "hardness": {"hardness_before": "hardness H, clean", "hardness_after": "hardness H, perturbed"},
     "active": {"active_first": "share active, first step", "active_last": "share active, last step"},
 }
-"""Figures by name: columns of metrics.jsonl with their axis labels. collapse and shift are CA-TRIDE's figures 4 and 5.
+"""Figures by name: columns of metrics.jsonl with their axis labels. collapse and shift are CA-TRIDE's figures 4 and 5,
+robust is ADML's figures 3 and 4.
 
 Shifts are drawn by phase, as there: CAP and ANP of a CA-TRIDE run are two lines.
 """

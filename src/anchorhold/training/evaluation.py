@@ -3,26 +3,37 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..attacks.recall import Gallery, attack_recall, margin
-from ..config.settings import Settings, TrainSettings
+from ..attacks.goal import Scene
+from ..attacks.recall import Gallery, NearestAttack, attacked_queries, first_is_right, margin
+from ..config.settings import AttackName, Settings, TrainSettings
 from ..data.batches import pair_batches
 from ..data.images import Images
 from ..geometry import distance_matrix, euclidean
-from ..metrics import evaluate
-from ..model.frozen import embed_all, embed_images, frozen
+from ..metrics import evaluate, score_queries
+from ..model.frozen import Embed, embed_all, embed_images, frozen
 from ..perturb.ball import Ball
 from ..perturb.problem import Problem
-from ..perturb.settings import Budget
+from ..perturb.settings import Budget, threat_of
 from ..random import Key
 from ..separation import separation
 from ..triplets import collapseness, hardness, mine
 
-__all__ = ["attention_of", "evaluate_model", "recall_under_attack", "retrieval", "signs_of_collapse", "summary"]
+__all__ = [
+    "Way",
+    "attack_of",
+    "attention_of",
+    "evaluate_model",
+    "recall_under_attack",
+    "retrieval",
+    "scores_under_attack",
+    "signs_of_collapse",
+    "summary",
+]
 
 USUAL_ATTENTION = 10.0
 ATTENTION = {"cars": 9.5, "sop": 2.0}  # Tian et al. 2024, table 5
@@ -109,24 +120,40 @@ def evaluate_model(
     key: Key,
     precision: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, float]:
-    """R@1, R@2 and mAP@R on the test split; with `train.attack_eps` above 0, also R@1 under attack.
+    """R@1, R@2 and mAP@R on the test split; with `train.attack_eps` above 0, also R@1 and mAP@R under attack.
 
     Args:
         model: what embeds the images.
         test: the split, with its images.
-        train: size and effort of the attack.
+        train: kind, size and effort of the attack.
         key: decides which queries are attacked, and where each attack starts.
         precision: the context in which the attack computes.
     """
     found, gallery = retrieval(model, test)
     if train.attack_eps > 0:
-        steps = train.attack_steps
-        budget = Budget(steps, 2.5 * train.attack_eps / max(steps, 1), start="random", keep="best")
-        ball = Ball(train.attack_eps)
-        found["r1_attacked"] = recall_under_attack(
-            model, test, gallery, ball, budget, key, train.attack_queries, precision()
-        )
+        scores = scores_under_attack(model, test, gallery, attack_of(train), key, train.attack_queries, precision())
+        found |= {f"{name}_attacked": value for name, value in scores.items()}
     return found
+
+
+class Way(NamedTuple):
+    """The attack of an evaluation: how far and with which steps.
+
+    Its name is margin, the most direct attack on R@1, or nearest, algorithm 1 of ADML.
+    """
+
+    ball: Ball
+    budget: Budget
+    name: AttackName = "margin"
+
+
+def attack_of(train: TrainSettings) -> Way:
+    """The attack that the settings choose. ADML's has steps of 2ε/steps and keeps its last iterate."""
+    eps, steps = train.attack_eps, train.attack_steps
+    if train.attack == "nearest":
+        threat = threat_of("adml", eps=eps, steps=steps)
+        return Way(threat.ball, threat.budget, "nearest")
+    return Way(Ball(eps), Budget(steps, 2.5 * eps / max(steps, 1), start="random", keep="best"))
 
 
 def retrieval(model: nn.Module, images: Images) -> tuple[dict[str, float], Gallery]:
@@ -160,14 +187,26 @@ def recall_under_attack(
     queries: int = 0,
     precision: AbstractContextManager[object] | None = None,
 ) -> float:
-    """R@1 in percent when each query is perturbed.
+    """R@1 in percent when each query is perturbed by the margin attack; arguments as in `scores_under_attack`."""
+    return scores_under_attack(model, images, gallery, Way(ball, budget), key, queries, precision)["r1"]
+
+
+def scores_under_attack(
+    model: nn.Module,
+    images: Images,
+    gallery: Gallery,
+    way: Way,
+    key: Key,
+    queries: int = 0,
+    precision: AbstractContextManager[object] | None = None,
+) -> dict[str, float]:
+    """`r1` and `map_r` in percent when each query is perturbed.
 
     Args:
         model: what embeds the images.
         images: the split, with its images.
         gallery: embeddings and labels, as `retrieval` returns them.
-        ball: how far an image may be perturbed.
-        budget: steps of the attack.
+        way: the attack.
         key: decides which queries are attacked, and where each attack starts.
         queries: how many queries are attacked, 0 for all.
         precision: the context in which the attack computes.
@@ -176,21 +215,61 @@ def recall_under_attack(
     able = torch.arange(len(images.labels)) if asks is None else asks.nonzero().squeeze(1)
     chosen = able[key("queries").permutation(len(able))[: queries or len(able)]].sort().values
     parts = list(chosen.split(256))
+    perturb = _past_the_margin if way.name == "margin" else _from_the_nearest
 
-    def survivors(mine: Sequence[Tensor]) -> Tensor:
-        kept = []
+    def scores(mine: Sequence[Tensor]) -> Tensor:
+        rows = []
         for ids, views in zip(mine, images.plain(torch.cat(list(mine)))):
             here = ids.to(views.device)
             # Separate queries are not in the gallery.
             own = here if asks is None else torch.full_like(here, -1)
             labels = images.labels[here]
-            problem = Problem(embed, margin(gallery, labels, own), ball, budget, key)
-            kept.append(attack_recall(problem, views, labels, own, gallery, here))
-        return torch.cat(kept).long()
+            e = perturb(Attempt(embed, gallery, way.ball, way.budget, key), views, labels, own, here)
+            rows.append(_scored(e, gallery, labels, own))
+        return torch.cat(rows)
 
     with frozen(model) as embed, precision or nullcontext():
-        kept = images.ranks.spread(parts, survivors, [len(part) for part in parts])
-    return 100 * int(kept.sum()) / len(chosen)
+        kept = images.ranks.spread(parts, scores, [len(part) for part in parts])
+    right, precise = kept.unbind(1)
+    return {"r1": 100 * int(right.sum()) / len(chosen), "map_r": 100 * float(precise.nanmean())}
+
+
+class Attempt(NamedTuple):
+    """What the attacks of an evaluation share."""
+
+    embed: Embed
+    gallery: Gallery
+    ball: Ball
+    budget: Budget
+    key: Key
+
+
+def _past_the_margin(to: Attempt, views: Tensor, labels: Tensor, own: Tensor, ids: Tensor) -> Tensor:
+    """Embeddings (N, D) of the queries after the attack that climbs `margin`."""
+    problem = Problem(to.embed, margin(to.gallery, labels, own), to.ball, to.budget, to.key)
+    return attacked_queries(problem, views, ids)
+
+
+def _from_the_nearest(to: Attempt, views: Tensor, labels: Tensor, own: Tensor, ids: Tensor) -> Tensor:
+    """Embeddings (N, D) of the queries after algorithm 1 of ADML, by which those that are wrong already stay clean."""
+    clean, goal = embed_all(to.embed, [views]), NearestAttack()
+    scene = Scene(to.gallery.embeddings, to.gallery.labels, clean, labels, own)
+    every = torch.arange(len(views), device=views.device)
+    targets = goal.targets(scene, every, to.key)
+    rows = every[targets >= 0]
+    if len(rows):
+        problem = Problem(to.embed, goal.objective(scene, rows, targets[rows]), to.ball, to.budget, to.key)
+        clean[rows] = attacked_queries(problem, views[rows], ids[rows])
+    return clean
+
+
+def _scored(e: Tensor, gallery: Gallery, labels: Tensor, own: Tensor) -> Tensor:
+    """(N, 2) whether the nearest neighbour of each query is right, and its average precision at R."""
+    right = first_is_right(e, gallery, labels, own)
+    more = score_queries(
+        e, labels, gallery=gallery.embeddings, gallery_labels=gallery.labels, self_ids=own, metrics=("mAP@R",)
+    )
+    return torch.stack([right.double(), more["map_r"]], dim=1)
 
 
 def summary(row: Mapping[str, Any]) -> str:

@@ -181,7 +181,7 @@ def judge_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
 def export(trainer: Trainer) -> None:
     """Write the model and mark the run as done."""
     run, at = trainer.run, trainer.at
-    judge_attacks(run, trainer.settings.defence, at, trainer.report)
+    judge_attacks(run, trainer.settings, at, trainer.report)
     if run.writes:
         with trainer.average.lent(), trainer.tuning.merged():
             trainer.model.save(run.path / EXPORT)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config.settings import Settings
 from ..console import Report
-from ..defences.settings import Inner
+from ..defences.settings import HardnessSettings, Inner
 from ..errors import RunError
 from ..runs.fields import dig
 from ..runs.folder import Run
@@ -17,6 +17,7 @@ from .checkpoint import Progress
 
 __all__ = [
     "check_finite",
+    "judge_attacks",
     "judge_canary",
     "judge_collapse",
     "judge_features",
@@ -69,14 +70,22 @@ def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
         _flag(run, report, "canary", row["epoch"], text, gap)
 
 
-def judge_attacks(run: Run, defence: Any, at: Progress, report: Report) -> None:
-    """Flag a finished training with a defence whose attack never moved an image: the model is not hardened."""
-    meant = isinstance(defence, Inner) and defence.eps > 0 and defence.steps > 0 and getattr(defence, "raises", True)
+def judge_attacks(run: Run, settings: Settings, at: Progress, report: Report) -> None:
+    """Flag a finished training whose settings mean to attack, but whose attack never took a step: it did not harden.
+
+    Nothing is meant with eps, steps or an attack rate of 0 (`Inner.attacks`), or where all batches are benign.
+    """
+    defence = settings.defence
+    meant = isinstance(defence, Inner) and defence.attacks and settings.train.benign < 1
     if meant and run.writes and not at.image_steps:
-        text = (
-            "no image was attacked in training, so this model is not hardened; hm-lga begins to attack once the loss "
-            "falls: train longer, or raise optimiser.lr (1e-3 suits a network with random weights)"
-        )
+        text = "no image was attacked in training, so this model is not hardened"
+        if isinstance(defence, HardnessSettings):
+            text += (
+                f"; {settings.recipe or 'this defence'} begins to attack once the loss falls: train longer, or raise "
+                "optimiser.lr (1e-3 suits a network with random weights)"
+            )
+        else:
+            text += "; train longer, or check the settings of defence"
         _flag(run, report, "no-attack", at.epoch, text, 0.0)
 
 
