@@ -15,6 +15,7 @@ from anchorhold.cli.main import main as command
 from anchorhold.distributed import started
 
 RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil", "few", "proxies")
+RECIPES += ("proxy-minmax", "proxy-trades")
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
@@ -45,10 +46,14 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
     if recipe == "proxies":  # of a loss, which every rank computes for the whole batch; weight decay sees their scale
         loss = "pytorch_metric_learning.losses:ProxyAnchorLoss"
         overrides |= {"defence": {"loss": loss, "steps": 2}, "optimiser": {"weight_decay": 0.1}}
+    if recipe == "proxy-minmax":  # the gradients that perturb weights come from all ranks, and units are coupled
+        overrides |= {"defence": {"loss": "proxy-anchor", "awp": 0.02, "clean": 0.3, "steps": 2}, "batch": {"images": 32}}
+    if recipe == "proxy-trades":
+        overrides |= {"defence": {"steps": 2}, "batch": {"images": 32}, "optimiser": {"weight_decay": 0.1}}
     named = {"few": "natural", "proxies": "madry"}.get(recipe, recipe)
     run = ah.fit(model, digits(), named, out, overrides=overrides, device="cpu")
     weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
-    if recipe == "proxies" and run.writes:
+    if recipe.startswith("prox") and run.writes:
         saved, _ = run.load() or ({}, {})
         weights |= {name: value.double().sum().item() for name, value in saved.items() if "proxies" in name}
     return {"weights": weights, "metrics": run.metrics()[-1] if run.writes else {}}

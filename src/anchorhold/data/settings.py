@@ -51,7 +51,8 @@ class BatchSettings:
     """How batches are composed."""
 
     kind: Annotated[
-        Literal["pairs", "classes"], "A batch is drawn as pairs of one class, or as classes × instances."
+        Literal["pairs", "classes", "images"],
+        "A batch is drawn as pairs of one class, as classes × instances, or as single images.",
     ] = "pairs"
     # 56 on each of two GPUs in the code of Zhou & Patel 2022: 3,975 steps on CUB
     pairs: Annotated[int, "Pairs in a batch, which has twice as many images."] = 112
@@ -59,10 +60,16 @@ class BatchSettings:
     distinct: Annotated[bool, "Never pair an image with itself, where its class has others."] = False
     classes: Annotated[int, "Classes in a batch of the kind classes."] = 28
     instances: Annotated[int, "Images of each class in a batch of the kind classes; an even number."] = 4
+    images: Annotated[int, "Images in a batch of the kind images, for losses that need no pairs."] = 112
     mining_pairs: Annotated[int, "Mine triplets inside groups of N pairs; 0 is the whole batch."] = 56
 
     def __post_init__(self) -> None:
-        check_least("batch", self, pairs=1, classes=2, instances=2, mining_pairs=0)
-        check_most("batch", self, pairs=2**16, classes=2**16, instances=2**16, mining_pairs=2**16)
+        check_least("batch", self, pairs=1, classes=2, instances=2, mining_pairs=0, images=2)
+        check_most("batch", self, pairs=2**16, classes=2**16, instances=2**16, mining_pairs=2**16, images=2**17)
         even = self.instances % 2 == 0
         check(even, f"batch.instances must be even, because images come in pairs, got {self.instances}")
+
+    @property
+    def work(self) -> float:
+        """The pairs by which the length of a step is judged before it is known."""
+        return self.images / 2 if self.kind == "images" else self.pairs

@@ -18,6 +18,7 @@ from .hardness import hardness_manipulation
 from .madry import adversarial_training
 from .natural import natural
 from .own import OWN
+from .proxy import class_proxies
 from .step import Step
 from .trades import trades
 from .tride import triplet_decoupling
@@ -30,6 +31,7 @@ DEFENCES: dict[str, Defence] = {
     "natural": natural,
     "madry": adversarial_training,
     "trades": trades,
+    "proxy": class_proxies,
     "hardness": hardness_manipulation,
     "act": anti_collapse,
     "est": embedding_shifted,
