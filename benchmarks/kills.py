@@ -51,8 +51,10 @@ from anchorhold.training.sweep import sweep
 
 Work = Callable[[Path], object]
 
-RECIPES = ("natural", "hm-lga", "act", "est", "ses", "rest", "catride", "adml", "madry", "trades", "proxy-minmax")
-RECIPES += ("proxy-trades", "classify", "distil")
+RECIPES = (
+    *("natural", "hm-lga", "act", "est", "ses", "rest", "catride", "adml", "madry", "trades"),
+    *("proxy-minmax", "proxy-trades", "classify", "distil", "distil-logits"),
+)
 SMALL: dict[str, Any] = {
     "data": {"name": "digits"},
     "model": {"backbone": "small", "dim": 8, "weights": "", "freeze_batchnorm": False},

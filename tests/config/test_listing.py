@@ -54,7 +54,7 @@ def test_a_key_that_defences_share_comes_once_for_each_default() -> None:
         8: ("madry", "trades", "hardness", "act", "est", "ses", "rest"),
         16: ("tride",),
         5: ("proxy", "adml"),
-        3: ("classify", "distil"),
+        3: ("classify", "distil", "distil-logits"),
     }
     assert len({each.meaning for each in steps}) == 1  # a class that changes the default inherits the meaning
     norm = [each for each in list_settings() if each.key == "defence.norm"]

@@ -300,11 +300,11 @@ def test_proxies_train_at_their_own_rate_and_are_saved(digits: ah.Dataset, tmp_p
 
 @pytest.mark.medium
 def test_triplets_are_refused_in_batches_of_single_images(digits: ah.Dataset, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="batch.kind"):
+    with pytest.raises(SettingsError, match="set batch"):
         single = {**QUICK, "batch": {"kind": "images"}}
         ah.fit(None, digits, "natural", tmp_path / "run", overrides=single, device="cpu")
     step = make_step(paired=False)
-    with pytest.raises(SettingsError, match="batch.kind"):
+    with pytest.raises(SettingsError, match="set batch"):
         next(natural(step, NaturalSettings()))
 
 

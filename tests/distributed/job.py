@@ -15,7 +15,7 @@ from anchorhold.cli.main import main as command
 from anchorhold.distributed import started
 
 RECIPES = ("natural", "hm-lga", "catride", "adml-contrastive", "adml", "est", "classify", "distil", "few", "proxies")
-RECIPES += ("proxy-minmax", "proxy-trades")
+RECIPES += ("proxy-minmax", "proxy-trades", "distil-logits")
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
@@ -47,7 +47,10 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
         loss = "pytorch_metric_learning.losses:ProxyAnchorLoss"
         overrides |= {"defence": {"loss": loss, "steps": 2}, "optimiser": {"weight_decay": 0.1}}
     if recipe == "proxy-minmax":  # the gradients that perturb weights come from all ranks, and units are coupled
-        overrides |= {"defence": {"loss": "proxy-anchor", "awp": 0.02, "clean": 0.3, "steps": 2}, "batch": {"images": 32}}
+        defence = {"loss": "proxy-anchor", "awp": 0.02, "clean": 0.3, "steps": 2}
+        overrides |= {"defence": defence, "batch": {"images": 32}}
+    if recipe == "distil-logits":
+        overrides |= {"batch": {"images": 32}}
     if recipe == "proxy-trades":
         overrides |= {"defence": {"steps": 2}, "batch": {"images": 32}, "optimiser": {"weight_decay": 0.1}}
     named = {"few": "natural", "proxies": "madry"}.get(recipe, recipe)

@@ -104,6 +104,8 @@ CASES = {
     "adml": Case("adml", {"data": {"crop": 6, "crop_least": 0.6}}),
     "classify": Case("classify"),
     "distil": Case("distil"),
+    "distil-logits": Case("distil-logits"),
+    "distil-logits live": Case("distil-logits", model=live),
 }
 
 
