@@ -31,7 +31,7 @@ def learning(schedule: LearningSchedule, share: float) -> float:
     if schedule != "one-cycle":
         return falling(schedule, share)
     if share < _RISE:
-        return 1 + (_FIRST - 1) * falling("cosine", share / _RISE)
+        return _FIRST + (1 - _FIRST) * (1 - falling("cosine", share / _RISE))
     return _LAST + (1 - _LAST) * falling("cosine", (share - _RISE) / (1 - _RISE))
 
 

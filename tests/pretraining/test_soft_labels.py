@@ -176,7 +176,7 @@ def test_the_divergence_falls_and_the_next_stage_finds_the_classifier(tmp_path: 
     digits = ah.dataset("digits")
     natural = {"train": {"epochs": 8, "benign": 1.0}, "model": {"dim": 4}}
     ah.fit(None, digits, "classify", tmp_path / "natural", overrides=natural, device="cpu")
-    run = fitted(digits, tmp_path / "natural", tmp_path / "run")
+    run = fitted(digits, tmp_path / "natural", tmp_path / "run", ema=0.9)
     info, rows = run.read_json(), [row for row in run.metrics() if "kl" in row]
     assert info["settings"]["defence"]["logits"] == 5 and rows[0]["epoch"] == 2
     assert tensors(run)["companion.first.weight"].equal(tensors(Run(tmp_path / "natural"))["companion.linear.weight"])

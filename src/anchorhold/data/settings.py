@@ -26,6 +26,7 @@ class DataSettings:
     )
     proportions: Annotated[bool, "Resize the shorter side and keep the centre, so that nothing is distorted."] = False
     flip: Annotated[bool, "Mirror half of the training images."] = True
+    jitter: Annotated[float, "Above 0, brightness, contrast and saturation in training vary by up to this share."] = 0.0
     on_bad_image: Annotated[Literal["fail", "skip"], "What to do with an unreadable image."] = "fail"
     held_out: Annotated[int, "Evaluate on the last N training classes instead of the test split."] = 0
     store: Annotated[
@@ -35,7 +36,8 @@ class DataSettings:
     workers: Annotated[int, "Processes that decode images; 0 is one per core."] = 0
 
     def __post_init__(self) -> None:
-        check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0)
+        check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0, jitter=0)
+        check_most("data", self, jitter=1)
         check_most("data", self, resize=LARGEST_SIDE, workers=1024, held_out=10**6)
         check_most("data", self, crop=LARGEST_SIDE)
         check(

@@ -91,7 +91,7 @@ PANELS = (
 
 # Explanations for pretraining, which has no triplets.
 PRETRAINING = {
-    "Loss": "On perturbed images: cross-entropy, the drift of their features, or a divergence.",
+    "Loss": "On perturbed images: cross-entropy, the squared drift of features, or a divergence of answers.",
     "Active share": "Images that the inner attack still moves, before its first and its last step.",
 }
 
