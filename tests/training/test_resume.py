@@ -81,16 +81,18 @@ def live() -> ah.Embedder:
 BOOSTED: dict[str, Any] = {"destination": "semihard", "boost": 0.1, "ics": 0.5, "steps": 2}  # both need the loss before
 
 BATCHES = {"pairs": {"pairs": 32}, "classes": {"classes": 5, "instances": 6}, "images": {"images": 32}}
-ONE_CYCLE = {"schedule": "one-cycle"}
-JITTER = {"crop": 6, "crop_least": 0.6, "jitter": 0.3}
-AWP = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
+ONE_CYCLE: dict[str, Any] = {
+    "optimiser": {"schedule": "one-cycle"},
+    "data": {"crop": 6, "crop_least": 0.6, "jitter": 0.3},
+}
+AWP: dict[str, Any] = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
 
 CASES = {
     "natural": Case("natural"),
     "madry": Case("madry"),
     "trades": Case("trades"),
-    "proxy": Case("proxy", {"optimiser": ONE_CYCLE}),
-    "proxy min-max": Case("proxy-minmax", {"defence": AWP, "train": {"ema": 0.9}, "optimiser": ONE_CYCLE, "data": JITTER}),
+    "proxy": Case("proxy", ONE_CYCLE),
+    "proxy min-max": Case("proxy-minmax", {"defence": AWP, "train": {"ema": 0.9}, **ONE_CYCLE}),
     "proxy trades": Case("proxy-trades", {"defence": {"loss": "proxy-anchor", "beta_warm": 0.9, "steps": 2}}),
     "proxy live": Case("proxy-minmax", {"defence": {"awp": 0.01, "steps": 2}}, model=live),
     "mean of the weights": Case("natural", {"train": {"ema": 0.9}}),
