@@ -52,15 +52,19 @@ from anchorhold.training.sweep import sweep
 Work = Callable[[Path], object]
 
 RECIPES = (
-    *("natural", "hm-lga", "hm-free", "act", "est", "ses", "rest", "catride"),
-    *("adml", "madry", "trades", "classify", "distil"),
+    *("natural", "hm-lga", "hm-free", "act", "est", "ses", "rest", "catride", "adml", "madry", "trades"),
+    *("proxy-minmax", "proxy-trades", "classify", "distil", "distil-logits"),
 )
 SMALL: dict[str, Any] = {
     "data": {"name": "digits"},
     "model": {"backbone": "small", "dim": 8, "weights": "", "freeze_batchnorm": False},
     "train": {"epochs": 2, "precision": "fp32", "checkpoint_seconds": 0.0},  # a checkpoint after every step
 }
-PAIRS = {"pairs": 56, "mining_pairs": 0}
+BATCHES = {
+    "pairs": {"pairs": 56, "mining_pairs": 0},
+    "classes": {"classes": 5, "instances": 20},
+    "images": {"images": 112},
+}
 AUDIT: dict[str, Any] = {"limit": 24, "batch": 8, "steps": 2, "resamples": 20, "device": "cpu"}
 PARTS = ("half", "before", "after", "line")  # where in a write a kill may come
 MOST = 3  # kills of one command
@@ -74,7 +78,7 @@ TIMES = ("seconds", "minutes", "hours", "made", "cost", "sealed")  # a checkpoin
 def changes(recipe: str) -> dict[str, Any]:
     """Settings that make a few steps of a recipe, with two steps of its attack."""
     whole = to_dict(settings_from(recipe, {"data": {"name": "digits"}}))
-    batch = PAIRS if whole["batch"]["kind"] == "pairs" else {"classes": 5, "instances": 20}
+    batch = BATCHES[whole["batch"]["kind"]]
     defence = {"steps": 2} if "steps" in whole["defence"] else {}
     return {**SMALL, "batch": batch, "defence": defence}
 

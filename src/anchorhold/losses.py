@@ -1,18 +1,30 @@
-"""What training minimises: the triplet loss and the contrastive loss.
+"""What training minimises: the triplet loss and the contrastive loss; and losses of cosines to proxies of classes.
 
-Both take embeddings without normalisation (the recipes give unit vectors) and use unsquared distances. They are not
-torch's, because torch refuses a margin of zero, which ICS needs. Without triplets each is 0, with a gradient of 0.
+The first two take embeddings without normalisation (the recipes give unit vectors) and use unsquared distances. They
+are not torch's, because torch refuses a margin of zero, which ICS needs. Without triplets each is 0, with a gradient
+of 0.
 """
 
 from collections.abc import Callable
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .geometry import Distance, euclidean
 
-__all__ = ["LOSSES", "contrastive", "contrastive_surrogate", "contrastive_terms", "triplet", "triplet_surrogate"]
+__all__ = [
+    "LOSSES",
+    "contrastive",
+    "contrastive_surrogate",
+    "contrastive_terms",
+    "divergence",
+    "proxy_anchor",
+    "proxy_softmax",
+    "triplet",
+    "triplet_surrogate",
+]
 
 
 def triplet(
@@ -93,6 +105,49 @@ def triplet_surrogate(distances: Tensor, same: Tensor, margin: float = 0.2, most
     terms = torch.relu(pull[:, :, None] - distances[:, None, :] + margin)
     counts = matched[:, :most, None].bool() & ~same[:, None, :]
     return torch.where(counts, terms, 0).sum((1, 2)) / (same.sum(1) * (~same).sum(1)).clamp(min=1)
+
+
+def proxy_softmax(cosines: Tensor, targets: Tensor, scale: float = 16.0, smoothing: float = 0.0) -> Tensor:
+    """Normalised softmax, −log softmax_y(scale · cos) of each image: cosines (B, C) and classes (B,) to (B,).
+
+    With smoothing s the target is 1 − s + s/C for the own class and s/C for each other one.
+
+    >>> proxy_softmax(torch.tensor([[1.0, 0.0]]), torch.tensor([0]), scale=1.0)
+    tensor([0.3133])
+    """
+    return F.cross_entropy(scale * cosines, targets, reduction="none", label_smoothing=smoothing)
+
+
+def proxy_anchor(cosines: Tensor, targets: Tensor, scale: float = 32.0, margin: float = 0.1) -> Tensor:
+    """Proxy-Anchor loss (Kim et al. 2020, eq. 4) of a batch: cosines (B, C) and classes (B,) to one number.
+
+    mean over classes in the batch of log(1 + Σ_own exp(−α (cos − δ)))
+    + mean over all classes of log(1 + Σ_others exp(α (cos + δ))), where α is the scale and δ the margin.
+
+    >>> proxy_anchor(torch.tensor([[0.5, -0.5]]), torch.tensor([0]), scale=1.0, margin=0.0)
+    tensor(0.7111)
+    """
+    own = F.one_hot(targets, cosines.shape[1]).bool()
+    pull = _softplus_sum(-scale * (cosines - margin), own)
+    push = _softplus_sum(scale * (cosines + margin), ~own)
+    there = own.any(0)
+    return pull.sum() / there.sum().clamp(min=1) + push.mean()
+
+
+def _softplus_sum(exponents: Tensor, chosen: Tensor) -> Tensor:
+    """log(1 + Σ_b exp(x_bc)) over the chosen rows of each column; 0 where none is chosen."""
+    kept = exponents.masked_fill(~chosen, -torch.inf)
+    return torch.logsumexp(torch.cat([torch.zeros_like(kept[:1]), kept]), dim=0)
+
+
+def divergence(logits: Tensor, others: Tensor) -> Tensor:
+    """KL(p ‖ q) = Σ_c p_c (log p_c − log q_c) of each row, p = softmax(logits), q = softmax(others): (B, C) to (B,).
+
+    >>> divergence(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 0.0]]))
+    tensor([0.])
+    """
+    p, q = logits.log_softmax(1), others.log_softmax(1)
+    return (p.exp() * (p - q)).sum(1)
 
 
 def _mean(terms: Tensor) -> Tensor:

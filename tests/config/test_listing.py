@@ -54,8 +54,8 @@ def test_a_key_that_defences_share_comes_once_for_each_default() -> None:
         8: ("madry", "trades", "hardness", "act", "est", "ses", "rest"),
         4: ("free",),
         16: ("tride",),
-        5: ("adml",),
-        3: ("classify", "distil"),
+        5: ("proxy", "adml"),
+        3: ("classify", "distil", "distil-logits"),
     }
     # A class that changes the default inherits the meaning; in free training the steps are replays.
     assert len({each.meaning for each in steps if each.defences != ("free",)}) == 1
@@ -141,7 +141,7 @@ def test_a_defence_of_yours_is_listed_with_its_own_words(monkeypatch: pytest.Mon
 
 def test_patterns_match_keys_and_meanings() -> None:
     found = [each.key for each in list_settings("learning rate")]
-    assert found == ["optimiser.lr", "optimiser.schedule", "defence.loss_lr"]
+    assert found == ["optimiser.lr", "optimiser.schedule", "defence.loss_lr", "defence.proxy_lr"]
     assert {each.section for each in list_settings("data.*")} == {"data"}
     assert next(each.key for each in list_settings("EPOCHS") if each.section == "train") == "train.epochs"
 

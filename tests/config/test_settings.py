@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from anchorhold.config.build import build, to_dict
 from anchorhold.config.recipes import nested, parse_assignments, recipe_names, recipe_text, settings_from
@@ -13,7 +14,7 @@ from anchorhold.defences.settings import HardnessSettings
 from anchorhold.errors import SettingsError
 from anchorhold.model.settings import ModelSettings
 from anchorhold.perturb.settings import Budget
-from anchorhold.schedules import Schedule, falling
+from anchorhold.schedules import Schedule, falling, grown, learning
 
 
 def sets(*assignments: str) -> dict:  # type: ignore[type-arg]
@@ -244,3 +245,22 @@ def test_lengths_fall_by_their_schedule(schedule: Schedule, left: list[float]) -
     assert [Budget(4, 0.5, schedule=schedule).length(step) for step in (0, 1, 3)] == pytest.approx(
         [x / 2 for x in left]
     )
+
+
+def test_one_cycle_is_that_of_torch() -> None:
+    steps = 10_000
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1.0, steps, cycle_momentum=False)
+    for step in range(steps - 1):
+        if step % 250 == 0:
+            assert learning("one-cycle", step / steps) == pytest.approx(optimiser.param_groups[0]["lr"], abs=1e-3)
+        optimiser.step()
+        cycle.step()
+    assert learning("one-cycle", 1.0) == pytest.approx(4e-6)
+    for share in (0.0, 0.3, 1.0):
+        assert learning("linear", share) == falling("linear", share)
+
+
+def test_a_length_grows_over_the_first_part() -> None:
+    assert [grown(share, 0.5) for share in (0.0, 0.1, 0.5, 0.9)] == [0.0, 0.2, 1.0, 1.0]
+    assert [grown(share, 0.0) for share in (0.0, 1.0)] == [1.0, 1.0]

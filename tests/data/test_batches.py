@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anchorhold.data.batches import class_batches, pair_batches
+from anchorhold.data.batches import class_batches, image_batches, pair_batches
 from anchorhold.errors import DataError, SettingsError
 from anchorhold.random import Key
 
@@ -122,3 +122,21 @@ def test_batches_that_cannot_be() -> None:
     for make in (pairs, groups):
         with pytest.raises(DataError, match="no images to make batches of"):
             make(torch.tensor([], dtype=torch.int64), Key.of(0))
+
+
+@pytest.mark.parametrize(("images", "lengths"), [(10, [10] * 4 + [8]), (47, [48]), (48, [48]), (100, [48])])
+def test_single_images_come_once_each(images: int, lengths: list[int]) -> None:
+    """A single image that would be left over joins the batch before it."""
+    batches = image_batches(LABELS, images, Key.of(2))
+    assert [len(batch) for batch in batches] == lengths
+    order = torch.cat(batches)
+    assert order.sort().values.tolist() == list(range(48)) and order.tolist() != list(range(48))
+    assert torch.equal(torch.cat(image_batches(LABELS, images, Key.of(2))), order)
+    assert not torch.equal(torch.cat(image_batches(LABELS, images, Key.of(3))), order)
+
+
+def test_single_images_need_some() -> None:
+    with pytest.raises(DataError, match="no images"):
+        image_batches(LABELS[:0], 4, Key.of(0))
+    with pytest.raises(SettingsError, match="at least 1 image"):
+        image_batches(LABELS, 0, Key.of(0))

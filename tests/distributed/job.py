@@ -27,6 +27,7 @@ RECIPES = (
     "few",
     "proxies",
 )
+RECIPES += ("proxy-minmax", "proxy-trades", "distil-logits")
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
@@ -57,10 +58,17 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
     if recipe == "proxies":  # of a loss, which every rank computes for the whole batch; weight decay sees their scale
         loss = "pytorch_metric_learning.losses:ProxyAnchorLoss"
         overrides |= {"defence": {"loss": loss, "steps": 2}, "optimiser": {"weight_decay": 0.1}}
+    if recipe == "proxy-minmax":  # the gradients that perturb weights come from all ranks, and units are coupled
+        defence = {"loss": "proxy-anchor", "awp": 0.02, "clean": 0.3, "steps": 2}
+        overrides |= {"defence": defence, "batch": {"images": 32}}
+    if recipe == "distil-logits":
+        overrides |= {"batch": {"images": 32}}
+    if recipe == "proxy-trades":
+        overrides |= {"defence": {"steps": 2}, "batch": {"images": 32}, "optimiser": {"weight_decay": 0.1}}
     named = {"few": "natural", "proxies": "madry"}.get(recipe, recipe)
     run = ah.fit(model, digits(), named, out, overrides=overrides, device="cpu")
     weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
-    if recipe == "proxies" and run.writes:
+    if recipe.startswith("prox") and run.writes:
         saved, _ = run.load() or ({}, {})
         weights |= {name: value.double().sum().item() for name, value in saved.items() if "proxies" in name}
     return {"weights": weights, "metrics": run.metrics()[-1] if run.writes else {}}

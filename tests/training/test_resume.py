@@ -59,7 +59,7 @@ class Case:
         settings = to_dict(settings_from(self.recipe, {"data": {"name": "digits"}}))
         quick: dict[str, dict[str, Any]] = {
             "train": {"epochs": 2, "evaluate_every": 1, "checkpoint_seconds": 0, "collapse_warmup": 9},
-            "batch": {"pairs": 32} if settings["batch"]["kind"] == "pairs" else {"classes": 5, "instances": 6},
+            "batch": BATCHES[settings["batch"]["kind"]],
             "data": {"crop": 6, "flip": True},  # so that augmentation counts too
             "defence": {"steps": 2} if "steps" in settings["defence"] else {},
             "optimiser": {"schedule": "cosine"},  # by the steps of the whole run, however often it is stopped
@@ -80,10 +80,21 @@ def live() -> ah.Embedder:
 
 BOOSTED: dict[str, Any] = {"destination": "semihard", "boost": 0.1, "ics": 0.5, "steps": 2}  # both need the loss before
 
+BATCHES = {"pairs": {"pairs": 32}, "classes": {"classes": 5, "instances": 6}, "images": {"images": 32}}
+ONE_CYCLE: dict[str, Any] = {
+    "optimiser": {"schedule": "one-cycle"},
+    "data": {"crop": 6, "crop_least": 0.6, "jitter": 0.3},
+}
+AWP: dict[str, Any] = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
+
 CASES = {
     "natural": Case("natural"),
     "madry": Case("madry"),
     "trades": Case("trades"),
+    "proxy": Case("proxy", ONE_CYCLE),
+    "proxy min-max": Case("proxy-minmax", {"defence": AWP, "train": {"ema": 0.9}, **ONE_CYCLE}),
+    "proxy trades": Case("proxy-trades", {"defence": {"loss": "proxy-anchor", "beta_warm": 0.9, "steps": 2}}),
+    "proxy live": Case("proxy-minmax", {"defence": {"awp": 0.01, "steps": 2}}, model=live),
     "mean of the weights": Case("natural", {"train": {"ema": 0.9}}),
     "hardness": Case("hm-lga"),
     "hardness boosted": Case("hm-lga", {"defence": BOOSTED}),
@@ -99,6 +110,8 @@ CASES = {
     "adml": Case("adml", {"data": {"crop": 6, "crop_least": 0.6}}),
     "classify": Case("classify"),
     "distil": Case("distil"),
+    "distil-logits": Case("distil-logits"),
+    "distil-logits live": Case("distil-logits", model=live),
 }
 
 

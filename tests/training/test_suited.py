@@ -10,7 +10,7 @@ from PIL import Image
 
 import anchorhold as ah
 from anchorhold.config.recipes import settings_from
-from anchorhold.data.batches import class_batches, pair_batches
+from anchorhold.data.batches import class_batches, image_batches, pair_batches
 from anchorhold.data.settings import BatchSettings
 from anchorhold.data.splits import Split
 from anchorhold.errors import Interrupted
@@ -78,6 +78,16 @@ def test_pairs_give_ten_steps_where_there_are_images_for_them(images: int, pairs
     assert steps >= STEPS or batch.pairs == min(8, pairs)
     if len(pair_batches(own.labels, pairs, Key.of(0))) >= STEPS:
         assert batch.pairs == pairs
+
+
+@pytest.mark.parametrize("images", [2, 7, 81, 113, 300, 1119, 1121, 5864])
+def test_single_images_give_ten_steps_where_there_are_images_for_them(images: int) -> None:
+    own, given = split(images, 2), BatchSettings(kind="images")
+    batch = smaller_batch(given, own)
+    steps = len(image_batches(own.labels, batch.images, Key.of(0)))
+    assert steps == steps_of(batch, own) and steps_of(given, own) == len(image_batches(own.labels, 112, Key.of(0)))
+    assert (steps >= STEPS and batch.images <= 112) or batch.images == 16
+    assert batch == given or images < 1121
 
 
 @pytest.mark.parametrize(("images", "classes"), [(40, 4), (300, 12), (300, 100), (2000, 20), (6000, 100)])

@@ -9,7 +9,7 @@ from ..defences.settings import SETTINGS as DEFENCES
 from ..errors import check, check_least, check_most, nearest
 from ..model.settings import ModelSettings
 from ..pretraining.settings import SETTINGS as PRETRAININGS
-from ..schedules import Schedule
+from ..schedules import LearningSchedule
 
 __all__ = [
     "DEFENCE_SETTINGS",
@@ -27,15 +27,20 @@ class OptimiserSettings:
     """Adam with coupled L2; by default the learning rate is constant, as in the papers' code."""
 
     lr: Annotated[float, "Learning rate of Adam."] = 1e-5
-    weight_decay: Annotated[float, "Weight decay, as L2 in the gradient."] = 4e-4
-    schedule: Annotated[Schedule, "How the learning rate decreases from step to step."] = "constant"
+    weight_decay: Annotated[float, "Weight decay: as L2 in the gradient; with adamw apart from it."] = 4e-4
+    schedule: Annotated[LearningSchedule, "How the learning rate changes from step to step; one-cycle rises first."] = (
+        "constant"
+    )
+    name: Annotated[Literal["adam", "adamw"], "Adam, or AdamW, which keeps weight decay out of its moments."] = "adam"
 
     def __post_init__(self) -> None:
         check_least("optimiser", self, lr=0, weight_decay=0)
         check(self.lr > 0, "optimiser.lr must be above 0, got 0")
         check_most("optimiser", self, lr=100, weight_decay=100)
-        words = typing.get_args(Schedule)
+        words = typing.get_args(LearningSchedule)
         check(self.schedule in words, f"optimiser.schedule {self.schedule!r}; {nearest(str(self.schedule), words)}")
+        known = ("adam", "adamw")
+        check(self.name in known, f"optimiser.name {self.name!r}; {nearest(str(self.name), known)}")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ _SYNONYMS = {
     "train.precision": "amp fp16 bf16 half dtype mixed_precision",
     "train.seed": "random_seed random_state manual_seed",
 }
-_ADAM = "the optimiser is always Adam; set optimiser.lr, optimiser.weight_decay or optimiser.schedule"
+_ADAM = "optimiser.name is adam or adamw; optimiser.lr, optimiser.weight_decay and optimiser.schedule set it"
 _ABSENT = {
     "beta1": "Adam's betas are fixed; there is optimiser.lr and optimiser.weight_decay",
     "betas": "Adam's betas are fixed; there is optimiser.lr and optimiser.weight_decay",
@@ -46,14 +46,13 @@ _ABSENT = {
     "early_stopping": "training does not stop early; set train.epochs",
     "grad_clip": "gradients are not clipped; lower optimiser.lr instead",
     "momentum": "training uses Adam, which has no momentum; there is optimiser.lr and optimiser.weight_decay",
-    "optimiser.name": _ADAM,
     "optimizer": _ADAM,
     "optimizer.name": _ADAM,
     "out": "the run folder is no setting: use --out, or out= in Python",
     "patience": "training does not stop early; set train.epochs",
     "shuffle": "every epoch is shuffled, keyed by train.seed",
-    "warmup": "there is no warm-up; optimiser.schedule says how the learning rate falls",
-    "warmup_epochs": "there is no warm-up; optimiser.schedule says how the learning rate falls",
+    "warmup": "optimiser.schedule=one-cycle has a warm-up; there is no other",
+    "warmup_epochs": "optimiser.schedule=one-cycle has a warm-up; there is no other",
 }
 
 

@@ -1,4 +1,4 @@
-"""The images of each batch: the papers' pairs, or classes × instances.
+"""The images of each batch: the papers' pairs, classes × instances, or single images.
 
 An epoch is a list of id tensors, drawn at once from a key that includes the epoch.
 """
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..errors import DataError, SettingsError
 from ..random import Key
 
-__all__ = ["class_batches", "pair_batches"]
+__all__ = ["class_batches", "image_batches", "pair_batches"]
 
 
 def _members(labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -43,6 +43,25 @@ def pair_batches(labels: Tensor, pairs: int, key: Key, *, distinct: bool = False
     anchor = key("order").permutation(len(labels), labels.device)
     epoch = torch.stack([anchor, partner[anchor]], dim=1).reshape(-1)
     return list(torch.split(epoch, 2 * pairs))
+
+
+def image_batches(labels: Tensor, images: int, key: Key) -> list[Tensor]:
+    """One epoch of single images in random order, every image once; for losses that need no pairs.
+
+    The last batch may be short. A single image that would be left over joins the batch before it, since live BatchNorm
+    has no statistics of one image.
+
+    >>> [len(batch) for batch in image_batches(torch.zeros(9), images=4, key=Key.of(0))]
+    [4, 5]
+    """
+    if images < 1:
+        raise SettingsError(f"a batch needs at least 1 image, got {images}")
+    if labels.numel() == 0:
+        raise DataError("the split has no images to make batches of; give one that has")
+    batches = list(torch.split(key("order").permutation(len(labels), labels.device), images))
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches[-2:] = [torch.cat(batches[-2:])]
+    return batches
 
 
 def class_batches(labels: Tensor, classes: int, instances: int, key: Key) -> list[Tensor]:

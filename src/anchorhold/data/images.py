@@ -10,6 +10,7 @@ from torch import Tensor
 from ..console import Report
 from ..distributed import Ranks, neighbours
 from ..random import Key
+from .colour import jittered
 from .decode import Square, squared
 from .settings import DataSettings
 from .splits import Split
@@ -32,12 +33,14 @@ class Images:
     resize: int | None = None  # the side to which files were resized
     ranks: Ranks = field(default_factory=Ranks)
     square: int | Square | None = None  # how that was done
+    jitter: float = 0.0
 
     def augmented(self, plan: list[Tensor], keys: Iterator[Key]) -> Iterator[Tensor]:
-        """Augmented training images of the planned ids: random crop and flip, keyed by the position in the batch."""
+        """Augmented training images of the planned ids: random crop, flip and colours, keyed by the batch position."""
         for frames, key in zip(self._frames(plan), keys):
             slots = torch.arange(len(frames))
-            yield crop_flip(frames, self.crop, key, slots, flip=self.flip, least=self.crop_least)
+            views = crop_flip(frames, self.crop, key, slots, flip=self.flip, least=self.crop_least)
+            yield jittered(views, self.jitter, key("colour"), slots) if self.jitter else views
 
     def _frames(self, plan: list[Tensor]) -> Iterator[Tensor]:
         """The frames of whole batches; of streamed files each rank reads its share."""
@@ -92,7 +95,7 @@ def load_images(
         report.say(f"{split.name}: {len(kept):,} images, {_bytes(kept, settings) / 1e9:.1f} GB, {place}")
     labels = kept.labels.to(device)
     crop = settings.crop or None
-    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, side, ranks, size)
+    return Images(kept, store, labels, crop, settings.flip, settings.crop_least, side, ranks, size, settings.jitter)
 
 
 def _bytes(split: Split, settings: DataSettings) -> int:

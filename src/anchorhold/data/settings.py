@@ -26,6 +26,7 @@ class DataSettings:
     )
     proportions: Annotated[bool, "Resize the shorter side and keep the centre, so that nothing is distorted."] = False
     flip: Annotated[bool, "Mirror half of the training images."] = True
+    jitter: Annotated[float, "Above 0, brightness, contrast and saturation in training vary by up to this share."] = 0.0
     on_bad_image: Annotated[Literal["fail", "skip"], "What to do with an unreadable image."] = "fail"
     held_out: Annotated[int, "Evaluate on the last N training classes instead of the test split."] = 0
     store: Annotated[
@@ -35,7 +36,8 @@ class DataSettings:
     workers: Annotated[int, "Processes that decode images; 0 is one per core."] = 0
 
     def __post_init__(self) -> None:
-        check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0)
+        check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0, jitter=0)
+        check_most("data", self, jitter=1)
         check_most("data", self, resize=LARGEST_SIDE, workers=1024, held_out=10**6)
         check_most("data", self, crop=LARGEST_SIDE)
         check(
@@ -51,7 +53,8 @@ class BatchSettings:
     """How batches are composed."""
 
     kind: Annotated[
-        Literal["pairs", "classes"], "A batch is drawn as pairs of one class, or as classes × instances."
+        Literal["pairs", "classes", "images"],
+        "A batch is drawn as pairs of one class, as classes × instances, or as single images.",
     ] = "pairs"
     # 56 on each of two GPUs in the code of Zhou & Patel 2022: 3,975 steps on CUB
     pairs: Annotated[int, "Pairs in a batch, which has twice as many images."] = 112
@@ -59,10 +62,16 @@ class BatchSettings:
     distinct: Annotated[bool, "Never pair an image with itself, where its class has others."] = False
     classes: Annotated[int, "Classes in a batch of the kind classes."] = 28
     instances: Annotated[int, "Images of each class in a batch of the kind classes; an even number."] = 4
+    images: Annotated[int, "Images in a batch of the kind images, for losses that need no pairs."] = 112
     mining_pairs: Annotated[int, "Mine triplets inside groups of N pairs; 0 is the whole batch."] = 56
 
     def __post_init__(self) -> None:
-        check_least("batch", self, pairs=1, classes=2, instances=2, mining_pairs=0)
-        check_most("batch", self, pairs=2**16, classes=2**16, instances=2**16, mining_pairs=2**16)
+        check_least("batch", self, pairs=1, classes=2, instances=2, mining_pairs=0, images=2)
+        check_most("batch", self, pairs=2**16, classes=2**16, instances=2**16, mining_pairs=2**16, images=2**17)
         even = self.instances % 2 == 0
         check(even, f"batch.instances must be even, because images come in pairs, got {self.instances}")
+
+    @property
+    def work(self) -> float:
+        """The pairs by which the length of a step is judged before it is known."""
+        return self.images / 2 if self.kind == "images" else self.pairs

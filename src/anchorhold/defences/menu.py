@@ -19,6 +19,7 @@ from .hardness import hardness_manipulation
 from .madry import adversarial_training
 from .natural import natural
 from .own import OWN
+from .proxy import class_proxies
 from .step import Step
 from .trades import trades
 from .tride import triplet_decoupling
@@ -31,6 +32,7 @@ DEFENCES: dict[str, Defence] = {
     "natural": natural,
     "madry": adversarial_training,
     "trades": trades,
+    "proxy": class_proxies,
     "hardness": hardness_manipulation,
     "free": free_hardness_manipulation,
     "act": anti_collapse,

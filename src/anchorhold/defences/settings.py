@@ -10,6 +10,7 @@ from .adml_settings import AdmlSettings
 from .choices import LOSS_NAMES, SAMPLER_NAMES, LossSettings, chosen
 from .hardness_settings import FreeSettings, HardnessSettings, Members
 from .inner import Inner, Mining
+from .proxy_settings import ProxySettings
 from .tride_settings import FormName, Guide, Phases, TrideSettings
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "Mining",
     "NaturalSettings",
     "Phases",
+    "ProxySettings",
     "RestSettings",
     "SesSettings",
     "ShiftSettings",
@@ -180,6 +182,7 @@ SETTINGS: Mapping[str, type[Any]] = {
     "natural": NaturalSettings,
     "madry": MadrySettings,
     "trades": TradesSettings,
+    "proxy": ProxySettings,
     "hardness": HardnessSettings,
     "free": FreeSettings,
     "act": ActSettings,
@@ -198,6 +201,7 @@ REFUSED: Mapping[str, Mapping[str, str]] = {
     "natural": _CLEAN_ANCHOR,
     "madry": _NO_ICS,
     "trades": _NO_ICS,
+    "proxy": _NO_ICS,
     "act": _CLEAN_ANCHOR,
     "est": _NO_DESTINATION,
     "ses": _NO_DESTINATION,

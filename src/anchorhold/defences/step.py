@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..device import precise
 from ..distributed import Ranks
+from ..errors import check
 from ..geometry import distance_matrix, euclidean
 from ..model.fast.graphs import Graphed
 from ..model.frozen import Embed, frozen
@@ -35,7 +36,7 @@ def changed(before: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images in pair order: positions 2i and 2i+1 share a class."""
+    """Images in pair order: positions 2i and 2i+1 share a class. With batch.kind = images they are in any order."""
 
     images: Tensor  # (B, C, H, W) in [0,1], augmented
     labels: Tensor  # (B,)
@@ -50,11 +51,13 @@ class Step:
     batch: Batch
     epoch: int
     epochs: int
+    progress: float = 1.0  # finished share of the training, for schedules; 1 where it is not known
     key: Key  # already specific to this step
     state: dict[str, Tensor]  # kept for the whole run, saved in the checkpoint
     log: Log = lambda name, value, weight=1.0: None
     precision: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     mining_pairs: int = 0
+    paired: bool = True  # whether the batch is in pair order, as triplets need it
     companion: nn.Module | None = None  # a second module: what a pretraining trains or queries, or a loss of yours
     fast: bool = False  # whether the frozen view is compiled
     canary: bool = False  # whether this step's inner attack is repeated in fp32, to compare
@@ -111,6 +114,7 @@ class Step:
         anchors: Anchors = "even",
     ) -> Triplets:
         """Triplets of this batch, mined in groups that do not depend on the number of ranks."""
+        check(self.paired, "this defence draws triplets from pairs of a class: set batch.kind to pairs or classes")
         return mine(
             sampler,
             embeddings,

@@ -117,6 +117,7 @@ class Embedder(OnHub, nn.Module):
         self.dim = dim or features
         self.width = features  # of the backbone's pooled features
         self.weights_report: LoadReport | None = None
+        self.source = weights  # where the weights came from, for what else lies there; not saved
         if weights is not None:
             self.weights_report = load_weights(self.backbone, weights, backbone)
         self.train()

@@ -33,8 +33,11 @@ __all__ = [
     "check_model",
     "check_numbers",
     "digest",
+    "file_of",
     "load_weights",
     "located",
+    "name_in_timm",
+    "prefix_of",
     "read_tensors",
     "saved_config",
 ]
@@ -85,11 +88,11 @@ def load_weights(module: nn.Module, source: Source, name: str) -> LoadReport:
     """Load a backbone by name, from the Hub, a file or a run folder; the error lists what does not fit."""
     source = located(source)
     if source == "imagenet" or str(source).startswith("timm:"):
-        tag = _imagenet(name) if source == "imagenet" else str(source).removeprefix("timm:")
+        tag = name_in_timm(str(source), name)
         label, mark = f"timm:{tag}", None
         tensors = _download(tag, module)
     else:
-        path = _file(source)
+        path = file_of(source)
         # All runs use the same file name for their model, so the label includes the folder.
         label = "/".join(path.resolve().parts[-2:]) if path.name == EXPORT else path.name
         label = source.name if isinstance(source, Fetched) else label
@@ -146,7 +149,7 @@ def saved_config(source: Source) -> dict[str, Any] | None:
     if source == "imagenet" or str(source).startswith("timm:"):
         return None
     try:
-        with safetensors.safe_open(_file(source), "pt") as file:
+        with safetensors.safe_open(file_of(source), "pt") as file:
             config = parsed((file.metadata() or {})[METADATA])["config"]
         kinds = {"backbone": str, "channels": int, "mean": list, "std": list}
         kinds |= {"size": list, "preprocessing": dict} if "preprocessing" in config else {}
@@ -155,7 +158,7 @@ def saved_config(source: Source) -> dict[str, Any] | None:
         return None  # not our file, or damaged, which `read_tensors` reports
 
 
-def _file(source: Source) -> Path:
+def file_of(source: Source) -> Path:
     """The path of the weights; in a run folder, that of the exported model."""
     if isinstance(source, Fetched):
         return source.path
@@ -177,7 +180,7 @@ def _file(source: Source) -> Path:
 def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str) -> dict[str, Tensor]:
     """The file's tensors with the backbone's names; a ModelError lists what does not fit."""
     own: dict[str, Tensor] = module.state_dict()
-    prefix = max(_PREFIXES, key=lambda p: sum(p + key in tensors for key in own))
+    prefix = prefix_of(module, tensors)
     inside = {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
     missing = [key for key in own if key not in inside and not key.endswith("num_batches_tracked")]
     strange = [key for key in inside if key not in own and not key.startswith(_HEADS) and not _NORMALISER.search(key)]
@@ -195,6 +198,12 @@ def _fit(module: nn.Module, tensors: Mapping[str, Tensor], label: str, name: str
             f"{label} does not fit {name}: {'; '.join(problems)}; set model.backbone to the backbone of these weights"
         )
     return fitted
+
+
+def prefix_of(module: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """What stands before the backbone's names in a file."""
+    own = module.state_dict()
+    return max(_PREFIXES, key=lambda p: sum(p + key in tensors for key in own))
 
 
 def check_numbers(tensors: Mapping[str, Tensor], label: str, own: Mapping[str, Tensor]) -> None:
@@ -215,8 +224,10 @@ def check_numbers(tensors: Mapping[str, Tensor], label: str, own: Mapping[str, T
 # ---------------------------------------------------------------- by name
 
 
-def _imagenet(name: str) -> str:
-    """timm's name for ImageNet weights; for plain ResNets torchvision's V1, from which the papers start."""
+def name_in_timm(source: str, name: str) -> str:
+    """timm's name for timm:NAME and imagenet; for plain ResNets torchvision's V1, from which the papers start."""
+    if source != "imagenet":
+        return source.removeprefix("timm:")
     if is_own(name):
         raise ModelError(f"no ImageNet weights exist for {name!r}; use --weights none (None in Python) or a file")
     return f"{name}.tv_in1k" if re.fullmatch(r"resnet(18|34|50|101|152)", name) else name

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..defences.menu import Defence
 from .classify import accuracies, classifier, classify
 from .distil import distil, drifts, original
+from .soft_labels import agreements, distil_logits, teacher
 
 __all__ = ["PRETRAININGS", "Pretraining"]
 
@@ -27,4 +28,5 @@ class Pretraining:
 PRETRAININGS = {
     "classify": Pretraining(classify, classifier, accuracies),
     "distil": Pretraining(distil, original, drifts),
+    "distil-logits": Pretraining(distil_logits, teacher, agreements),
 }

@@ -8,7 +8,7 @@ from ..defences.settings import Inner
 from ..errors import check
 from ..perturb.settings import Budget
 
-__all__ = ["SETTINGS", "ClassifySettings", "DistilSettings", "PretrainSettings"]
+__all__ = ["SETTINGS", "ClassifySettings", "DistilLogitsSettings", "DistilSettings", "PretrainSettings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,4 +44,23 @@ class DistilSettings(PretrainSettings):
         return replace(super().budget, start="tiny" if self.start == "zero" else self.start)
 
 
-SETTINGS: Mapping[str, type[PretrainSettings]] = {"classify": ClassifySettings, "distil": DistilSettings}
+@dataclass(frozen=True, kw_only=True)
+class DistilLogitsSettings(DistilSettings):
+    """Distillation of the network's own answers: with ε and steps of `classify`."""
+
+    eps: float = 4 / 255
+    alpha: float = 8 / 765
+    temperature: Annotated[float, "Logits are divided by it: above 1, wrong classes count more."] = 1.0
+    logits: Annotated[int, "Logits of the classifier in the weights, filled in; 0: the features are the logits."] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.temperature > 0, f"defence.temperature must be above 0, got {self.temperature}")
+        check(self.logits >= 0, f"defence.logits must not be negative, got {self.logits}")
+
+
+SETTINGS: Mapping[str, type[PretrainSettings]] = {
+    "classify": ClassifySettings,
+    "distil": DistilSettings,
+    "distil-logits": DistilLogitsSettings,
+}

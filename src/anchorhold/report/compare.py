@@ -143,11 +143,13 @@ def _name(entry: Entry) -> Cell:
 
 
 def _batch(entry: Entry) -> Cell:
-    kind, pairs, classes, instances = (
-        entry.setting(f"batch.{key}") for key in ("kind", "pairs", "classes", "instances")
+    kind, pairs, classes, instances, images = (
+        entry.setting(f"batch.{key}") for key in ("kind", "pairs", "classes", "instances", "images")
     )
     if kind is None:
         return None
+    if kind == "images":
+        return f"{images} images"
     return f"{pairs} pairs" if kind == "pairs" else f"{classes} × {instances}"
 
 

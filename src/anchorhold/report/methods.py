@@ -17,12 +17,17 @@ def method_of(defence: Mapping[str, Any]) -> str:
     'N/A[R]'
     >>> method_of({"name": "hardness", "source": "random", "destination": "random", "rise": 0.3, "members": "turns"})
     'HM[R, R+0.3] in turns'
+    >>> method_of({"name": "proxy", "form": "trades", "loss": "softmax"})
+    'proxy trades'
     """
     name = str(defence.get("name", ""))
     if name == "tride":
         return _tride(defence)
     if name == "free":
         return f"free {method_of({**defence, 'name': 'hardness'})}"
+    if name == "proxy":
+        loss = str(defence.get("loss", "softmax"))
+        return f"proxy {defence.get('form', 'minmax')}" + ("" if loss == "softmax" else f" [{loss}]")
     short = {"natural": "N/A", "hardness": "HM"}.get(name, name.upper() if len(name) <= 4 else name)
     if name == "hardness":
         goal = _letter(defence.get("destination")) + (f"+{defence['rise']:g}" if defence.get("rise") else "")

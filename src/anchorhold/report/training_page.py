@@ -79,6 +79,7 @@ PANELS = (
         "For pretraining by classification, percent.",
         (0.0, 100.0),
     ),
+    Panel("Divergence", {"kl": "clean", "kl_attacked": "under attack"}, "From the first network's answers."),
     Panel("Feature drift", {"drift": "clean", "drift_attacked": "under attack"}, "For pretraining by distillation."),
     Panel(
         "R@1 of the features",
@@ -90,7 +91,7 @@ PANELS = (
 
 # Explanations for pretraining, which has no triplets.
 PRETRAINING = {
-    "Loss": "On perturbed images: cross-entropy, or the squared drift of their features.",
+    "Loss": "On perturbed images: cross-entropy, the squared drift of features, or a divergence of answers.",
     "Active share": "Images that the inner attack still moves, before its first and its last step.",
 }
 

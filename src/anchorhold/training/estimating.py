@@ -16,7 +16,7 @@ from ..distributed import started
 from ..errors import RunError, check
 from ..perturb.settings import Threat
 from .forecasting import Forecast, forecast
-from .preparing import against, build_model, prepared
+from .preparing import against, build_model, completed, prepared
 
 __all__ = ["Forecast", "estimate"]
 
@@ -66,4 +66,5 @@ def estimate(
     for note in data.notes:
         report.say(note)
     own = given or build_model(chosen, data)
-    return forecast(chosen, own, data, device_named(device), seconds, notes)
+    chosen, note = completed(chosen, own)
+    return forecast(chosen, own, data, device_named(device), seconds, (*notes, note) if note else notes)

@@ -46,6 +46,8 @@ SUMMARY = {  # the numbers of an epoch that the progress bar shows
     "accuracy_attacked": "attacked {:.1f}",
     "drift": "drift {:.3f}",
     "drift_attacked": "attacked {:.3f}",
+    "kl": "KL {:.3f}",
+    "kl_attacked": "attacked {:.3f}",
     "features_r1": "R@1 of features {:.1f}",
     "features_r1_attacked": "attacked {:.1f}",
     "separability": "sep. {:.2f}",

@@ -40,7 +40,7 @@ from ..runs.provenance import provenance
 from .callbacks import Callback, Callbacks, callbacks_of
 from .forecasting import say_if_long
 from .loop import train
-from .preparing import against, build_model, prepared
+from .preparing import against, build_model, completed, prepared
 from .trainer import Trainer
 
 __all__ = ["fit", "resume"]
@@ -101,6 +101,9 @@ def fit(
     model = given or build_model(settings, data)
     if model.weights_report is not None:
         report.say(f"weights: {model.weights_report}")
+    settings, note = completed(settings, model)
+    if note:
+        report.say(note)
     described = _data_record(data, report)
     _remember(model, settings, data)
     info = {

@@ -96,8 +96,8 @@ def forecast(
     measured = measure(settings, model, data, device, budget)
     batch, epochs, train = settings.batch, settings.train.epochs, data.train
     steps, images = steps_of(batch, train), _batch_images(settings, train)
-    # The last batch of an epoch of pairs may be short.
-    whole = 2 * len(train) / images if batch.kind == "pairs" else steps
+    # The last batch of an epoch of pairs or images may be short.
+    whole = {"pairs": 2 * len(train) / images, "images": len(train) / images, "classes": steps}[batch.kind]
     evaluation = measured.pass_seconds * _evaluated(settings, data)
     seconds = epochs * whole * measured.seconds + evaluation
     hints = (f"to make it shorter: {shorter(settings)}",) if device.type == "cpu" and seconds > LONG else ()
@@ -173,6 +173,8 @@ def shorter(settings: Settings) -> str:
 
 def _batch_images(settings: Settings, train: Split) -> int:
     batch = settings.batch
+    if batch.kind == "images":
+        return min(batch.images, len(train))
     return 2 * min(batch.pairs, len(train)) if batch.kind == "pairs" else batch.classes * batch.instances
 
 
@@ -189,7 +191,7 @@ def _evaluated(settings: Settings, data: Dataset) -> int:
 
 def _notes(settings: Settings, device: torch.device, steps: int) -> tuple[str, ...]:
     found = []
-    work = steps * settings.batch.pairs * (5 + getattr(settings.defence, "steps", 0))
+    work = steps * settings.batch.work * (5 + getattr(settings.defence, "steps", 0))
     if compiles(settings.train.compile, settings.train.precision, device, work):
         found.append("attacks will be compiled, which was not timed: steps will be faster, but for the first")
     return tuple(found)
@@ -199,11 +201,13 @@ def _suggestions(settings: Settings, data: Dataset, measured: Measured) -> tuple
     found = []
     smaller = smaller_batch(settings.batch, data.train)
     if steps_of(settings.batch, data.train) == 1 and smaller != settings.batch:
-        key, value = ("classes", smaller.classes) if smaller.kind == "classes" else ("pairs", smaller.pairs)
+        key, value = smaller.kind, getattr(smaller, smaller.kind)
         steps = steps_of(smaller, data.train)
         found.append(f"batch.{key}={value}: {steps} steps an epoch instead of 1")
     if not measured.fits:
-        found.append(f"batch.pairs={measured.pairs}: a whole batch does not fit into the GPU's memory")
+        single = settings.batch.kind == "images"
+        fitting = f"images={2 * measured.pairs}" if single else f"pairs={measured.pairs}"
+        found.append(f"batch.{fitting}: a whole batch does not fit into the GPU's memory")
     return tuple(found)
 
 

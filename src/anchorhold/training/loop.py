@@ -23,7 +23,7 @@ from ..model.trainable import Trainable
 from ..model.weights import digest
 from ..model.wrap import fingerprint_of
 from ..runs.folder import EXPORT
-from ..schedules import falling
+from ..schedules import learning
 from .evaluation import summary
 from .safety import check_finite, judge_attacks, judge_canary, stop_on_signal
 from .timing import Estimate
@@ -96,6 +96,7 @@ def train_step(trainer: Trainer, batch: Batch) -> None:
     step = trainer.step(
         batch=batch,
         epoch=at.epoch,
+        progress=at.step / trainer.total,
         key=trainer.key("step", at.step),
         # A benign batch gets a copy: what a defence remembers must come from perturbed batches only.
         state=dict(trainer.state) if benign else trainer.state,
@@ -144,7 +145,7 @@ def set_learning_rate(trainer: Trainer) -> None:
     """Follow the schedule, step by step."""
     chosen = trainer.settings.optimiser
     for group in trainer.optimiser.param_groups:
-        group["lr"] = group["base_lr"] * falling(chosen.schedule, trainer.at.step / trainer.total)
+        group["lr"] = group["base_lr"] * learning(chosen.schedule, trainer.at.step / trainer.total)
 
 
 def stop_if_asked(trainer: Trainer, stopping: Callable[[], bool]) -> None:

@@ -234,12 +234,14 @@ class _Trial:
 def _pairs(settings: Settings, train: Split) -> int:
     """Pairs in a batch of the run; a data set may be smaller than its batch."""
     batch = settings.batch
+    if batch.kind == "images":
+        return max(min(batch.images, len(train)) // 2, 1)
     return min(batch.pairs, len(train)) if batch.kind == "pairs" else batch.classes * batch.instances // 2
 
 
 def _some(train: Split, first: Tensor) -> Tensor:
-    """Some images of a batch (pairs of one class), of two classes at least."""
-    pairs = first.cpu().reshape(-1, 2)
+    """Some images of a batch (pairs of one class, or any), of two classes at least."""
+    pairs = first.cpu()[: len(first) // 2 * 2].reshape(-1, 2)
     spread = torch.linspace(0, len(pairs) - 1, min(len(pairs), _IMAGES // 2)).round().long()
     chosen = pairs[spread].reshape(-1)
     labels = train.labels.cpu()

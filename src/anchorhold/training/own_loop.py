@@ -23,6 +23,7 @@ from ..config.settings import Settings
 from ..defences.choices import LossSettings
 from ..defences.menu import DEFENCES, Defence, defence_named
 from ..defences.own import name_of
+from ..defences.settings import ProxySettings
 from ..defences.step import Batch, Step
 from ..defences.training_loss import TrainingLoss, is_yours, training_loss
 from ..errors import DataError, SettingsError, check, nearest
@@ -89,6 +90,10 @@ def adversary(
     (torch.Size([4, 3, 2, 2]), tensor([0, 1, 1, 0]))
     """
     chosen = _settings(defence, settings)
+    check(
+        not isinstance(chosen.defence, ProxySettings),
+        "the defence proxy trains proxies of its own, which your loop would not: choose madry with loss=MyLoss(…)",
+    )
     victim, numbers = as_victim(model), _checked(images, labels)
     memory = {} if state is None else state
     count = int(memory.get(STEP, torch.tensor(0)))

@@ -20,12 +20,15 @@ from ..model.encoders import preset_of
 from ..model.preprocessing import preprocessing_of
 from ..model.trainable import Trainable, trainable
 from ..perturb.settings import Threat, threat_of
+from ..pretraining.settings import DistilLogitsSettings
+from ..pretraining.soft_labels import with_logits
 from .suited import suited
 
 __all__ = [
     "Prepared",
     "against",
     "build_model",
+    "completed",
     "data_from",
     "prepared",
     "settings_for",
@@ -128,6 +131,17 @@ def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Se
     if isinstance(model, Trainable):
         described |= {"backbone": model.config["module"], "dim": 0}
     return replace(settings, model=replace(settings.model, weights="", **described))
+
+
+def completed(settings: Settings, model: nn.Module) -> tuple[Settings, str]:
+    """The settings of a new run with what only its model tells, and a note for the user; "" where there is none."""
+    if not isinstance(settings.defence, DistilLogitsSettings):
+        return settings, ""
+    chosen = with_logits(settings.defence, model)
+    note = f"soft labels: {chosen.logits:,} logits of the classifier in the weights"
+    if not chosen.logits:
+        note = "soft labels: the weights have no classifier, so the softmax is of the pooled features"
+    return replace(settings, defence=chosen), note
 
 
 def build_model(settings: Settings, data: Dataset) -> Embedder:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..config.build import to_dict
 from ..config.settings import Settings
@@ -18,6 +18,8 @@ from ..console import Report
 from ..data.images import Images
 from ..defences.choices import LossSettings
 from ..defences.menu import Defence, defence_named
+from ..defences.proxy import Proxies
+from ..defences.settings import ProxySettings
 from ..defences.training_loss import is_yours, training_loss
 from ..device import precise
 from ..distributed import Ranks
@@ -76,16 +78,23 @@ class Regime(ABC):
 class Defending(Regime):
     """Train by a defence: retrieval goes by embeddings, and a collapse ends the run.
 
-    A loss of yours is the companion. It takes the embeddings of the whole batch, on every rank.
+    A loss of yours is the companion, or the proxies of classes. It takes the embeddings of the whole batch, on every
+    rank.
     """
 
     def __post_init__(self) -> None:
         self.losses = defence_named(self.name)
-        if isinstance(self.settings.defence, LossSettings) and is_yours(self.settings.defence):
-            first = next(self.images.plain(torch.arange(2), 2))
-            with frozen(self.model) as embed, torch.no_grad(), precise():
-                like = embed(first)
-            self.companion = training_loss(self.settings.defence, like, self.images.labels, self.key("loss"))
+        chosen, labels, key = self.settings.defence, self.images.labels, self.key("loss")
+        if isinstance(chosen, ProxySettings):
+            self.companion = Proxies(self._like(), labels, key("begin"))
+        elif isinstance(chosen, LossSettings) and is_yours(chosen):
+            self.companion = training_loss(chosen, self._like(), labels, key)
+
+    def _like(self) -> Tensor:
+        """Some embeddings of the model, for their length, device and dtype."""
+        first = next(self.images.plain(torch.arange(2), 2))
+        with frozen(self.model) as embed, torch.no_grad(), precise():
+            return embed(first)
 
     def signs(self) -> dict[str, float]:
         return signs_of_collapse(self.model, self.images, self.key("collapse"), attention_of(self.settings))

@@ -25,7 +25,7 @@ def suited(settings: Settings, name: str, train: Split, fixed: Collection[str] =
         return settings, ""
     before = settings.batch
     after = smaller_batch(before, train)
-    sizes = ("pairs",) if before.kind == "pairs" else ("classes", "instances")
+    sizes = ("classes", "instances") if before.kind == "classes" else (before.kind,)
     if after == before or any(f"batch.{size}" in fixed for size in sizes):
         return settings, ""
     key, old, new = f"batch.{sizes[0]}", getattr(before, sizes[0]), getattr(after, sizes[0])
@@ -40,6 +40,8 @@ def steps_of(batch: BatchSettings, train: Split) -> int:
     """The batches of an epoch."""
     if batch.kind == "pairs":
         return -(-len(train) // batch.pairs)
+    if batch.kind == "images":  # a single image that is left over joins the batch before it
+        return max(1, -(-(len(train) - 1) // batch.images))
     return max(1, len(train) // (batch.classes * batch.instances))
 
 
@@ -50,6 +52,9 @@ def smaller_batch(batch: BatchSettings, train: Split) -> BatchSettings:
             return batch
         few = len(train) // STEPS
         return replace(batch, pairs=min(batch.pairs, max(_LEAST, few - few % 4)))
+    if batch.kind == "images":
+        few = max(2 * _LEAST, len(train) // STEPS // 4 * 4)
+        return batch if steps_of(batch, train) >= STEPS else replace(batch, images=min(batch.images, few))
     there = len(torch.unique(train.labels))  # a batch cannot have more classes than the data
     if steps_of(batch, train) >= STEPS and batch.classes <= there:
         return batch

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from ..config.settings import Settings
 from ..console import Report
-from ..data.batches import class_batches, pair_batches
+from ..data.batches import class_batches, image_batches, pair_batches
 from ..data.images import load_images
 from ..data.settings import BatchSettings
 from ..data.splits import Dataset
 from ..defences.choices import LossSettings
+from ..defences.proxy import Proxies
+from ..defences.settings import ProxySettings
 from ..defences.step import Step
 from ..device import compiles, computing
 from ..distributed import Ranks
@@ -143,7 +145,7 @@ class Trainer:
         """Whether inner attacks are compiled: only if the run is long enough to gain from it."""
         settings = self.settings
         # About a third of the images is dropped at once, and the passes of training count double.
-        work = self.total * settings.batch.pairs * (5 + getattr(settings.defence, "steps", 0))
+        work = self.total * settings.batch.work * (5 + getattr(settings.defence, "steps", 0))
         what = "a module of your own" if isinstance(self.model, Trainable) else ""
         what = what or ("a model with adapters" if settings.model.train == "lora" else "")
         check(not what or settings.train.compile != "on", f"{what} is not compiled: leave train.compile at auto")
@@ -157,8 +159,9 @@ class Trainer:
     def _step_template(self) -> partial[Step]:
         """`Step` with everything that does not change from batch to batch."""
         settings, companion = self.settings, self.regime.companion
-        # Live BatchNorm changes from pass to pass, and a companion is trained through another pass than the model's.
-        plain = settings.model.freeze_batchnorm and companion is None
+        # Live BatchNorm changes from pass to pass. A companion may be trained through another pass than the model's;
+        # proxies only read its embeddings.
+        plain = settings.model.freeze_batchnorm and (companion is None or isinstance(companion, Proxies))
         return partial(
             Step,
             model=self.model,
@@ -166,6 +169,7 @@ class Trainer:
             log=self.meters.add,
             precision=self.precision,
             mining_pairs=settings.batch.mining_pairs,
+            paired=settings.batch.kind != "images",
             companion=companion,
             fast=self.fast,
             graphed=Graphed(self.model, self.precision) if self.fast and plain else None,
@@ -174,7 +178,9 @@ class Trainer:
 
 
 def plan_batches(labels: Tensor, batch: BatchSettings, key: Key) -> list[Tensor]:
-    """One epoch as batches of positions in a split with these labels, by pairs or by classes."""
+    """One epoch as batches of positions in a split with these labels, by pairs, by classes or by images."""
+    if batch.kind == "images":
+        return image_batches(labels, batch.images, key)
     if batch.kind == "classes":
         return class_batches(labels, batch.classes, batch.instances, key)
     return pair_batches(labels, batch.pairs, key, distinct=batch.distinct)
@@ -194,12 +200,15 @@ def _optimiser(parts: dict[str, nn.Module], settings: Settings, device: torch.de
         base = settings.optimiser.lr
         if name == "companion" and isinstance(settings.defence, LossSettings):
             base = settings.defence.loss_lr or LOSS_RATE * base
+        if name == "companion" and isinstance(settings.defence, ProxySettings):
+            base = settings.defence.proxy_lr
         params = [p for p in part.parameters() if p.requires_grad]
         if groups and groups[0]["base_lr"] == base:
             groups[0]["params"] += params
         elif params or not groups:
             groups.append({"params": params, "lr": base, "base_lr": base})
-    return torch.optim.Adam(
+    kind = torch.optim.AdamW if settings.optimiser.name == "adamw" else torch.optim.Adam
+    return kind(
         groups,
         lr=settings.optimiser.lr,
         fused=device.type == "cuda",

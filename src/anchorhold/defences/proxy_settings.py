@@ -1,0 +1,113 @@
+"""Settings of the defence with one learned proxy for each class."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ..errors import check, nearest
+from ..perturb.settings import Budget
+from ..schedules import grown
+from .inner import Inner
+
+__all__ = ["ProxySettings"]
+
+_WORDS = {"form": ("natural", "minmax", "trades"), "loss": ("softmax", "proxy-anchor")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Now(Inner):
+    """The attack of one step, with the ε of that step: the checks are for what a user sets."""
+
+    stationary: bool = False  # whether its objective is stationary at x: a start of zero would never move
+
+    def __post_init__(self) -> None:
+        return
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.steps, self.alpha, start="tiny" if self.stationary else self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxySettings(Inner):
+    """A classifier by the cosine to one learned proxy for each class; the embeddings serve retrieval.
+
+    The attack takes `steps` steps of 2.5 ε / steps from a random start. ε grows over the first half of the training.
+    """
+
+    alpha: Annotated[float, "Step size (α) at the full ε; 0 means 2.5 ε/steps."] = 0.0
+    steps: int = 5
+    start: Literal["zero", "random"] = "random"
+    form: Annotated[
+        Literal["natural", "minmax", "trades"],
+        "What trains: clean images, perturbed ones, or clean ones and the divergence from perturbed ones.",
+    ] = "minmax"
+    loss: Annotated[Literal["softmax", "proxy-anchor"], "Loss of the cosines of embeddings and proxies."] = "softmax"
+    scale: Annotated[float, "Factor of cosines in the softmax; α of Proxy-Anchor, 32 in its paper."] = 16.0
+    margin: Annotated[float, "Margin (δ) of Proxy-Anchor."] = 0.1
+    smoothing: Annotated[float, "Label smoothing of the softmax, a share of the target."] = 0.0
+    proxy_lr: Annotated[float, "Learning rate of the proxies."] = 1e-2
+    warm: Annotated[float, "Share of the training over which ε grows from 0."] = 0.5
+    clean: Annotated[float, "Share of the loss on clean images, with form = minmax."] = 0.0
+    beta: Annotated[float, "Weight (β) of the divergence, with form = trades."] = 4.0
+    beta_warm: Annotated[float, "Share of the training over which β grows from 0."] = 0.0
+    awp: Annotated[float, "Size (γ) of the adversarial weight perturbation, such as 0.005; 0 is off."] = 0.0
+    awp_from: Annotated[int, "Finished epochs after which weights are perturbed."] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, words in _WORDS.items():
+            word = getattr(self, name)
+            check(word in words, f"no defence.{name} {word!r}; {nearest(str(word), words)}")
+        check(self.scale > 0, f"defence.scale must be above 0, got {self.scale}")
+        check(self.proxy_lr > 0, f"defence.proxy_lr must be above 0, got {self.proxy_lr}")
+        for name in ("margin", "beta", "awp", "awp_from"):
+            check(getattr(self, name) >= 0, f"defence.{name} must not be negative, got {getattr(self, name)}")
+        for name in ("warm", "clean", "beta_warm"):
+            share = getattr(self, name)
+            check(0 <= share <= 1, f"defence.{name} is a share between 0 and 1, got {share}")
+        check(0 <= self.smoothing < 1, f"defence.smoothing is a share below 1, got {self.smoothing}")
+        self._check_used()
+
+    @property
+    def attacks(self) -> bool:
+        return super().attacks and self.form != "natural"
+
+    def _check_used(self) -> None:
+        """Refuse settings that this form or loss does not read."""
+        for name, field, word in (
+            ("clean", "form", "minmax"),
+            ("beta", "form", "trades"),
+            ("beta_warm", "form", "trades"),
+            ("margin", "loss", "proxy-anchor"),
+            ("smoothing", "loss", "softmax"),
+        ):
+            used = getattr(self, field) == word or getattr(self, name) == type(self).__dataclass_fields__[name].default
+            check(used, f"defence.{name} is of defence.{field} = {word}: set that too, or leave it out")
+        check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
+
+    @property
+    def raises(self) -> bool:
+        """Whether anything is perturbed."""
+        return self.form == "trades" or (self.form == "minmax" and self.clean < 1)
+
+    @property
+    def budget(self) -> Budget:
+        return self.at(1.0).budget
+
+    def at(self, progress: float) -> Inner:
+        """The attack when this share of the training is done; a step keeps its share of ε."""
+        factor = grown(progress, self.warm)
+        alpha = self.alpha or 2.5 * self.eps / max(self.steps, 1)
+        still = self.form == "trades" and self.start == "zero"  # the divergence is 0 at x, and so is its gradient
+        return _Now(
+            eps=factor * self.eps,
+            alpha=factor * alpha,
+            steps=self.steps,
+            norm=self.norm,
+            start=self.start,
+            stationary=still,
+        )
+
+    def beta_at(self, progress: float) -> float:
+        """β when this share of the training is done."""
+        return self.beta * grown(progress, self.beta_warm)
