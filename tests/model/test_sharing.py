@@ -215,8 +215,8 @@ def test_wrong_use_is_one_line_each(hub: Hub, monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_hub_that_hangs_is_given_up_soon(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anchorhold.model.sharing.PATIENCE", 0.3)
-    hub.hangs = 3.0
-    assert "cannot be reached" in refused(Embedder(**SMALL)) and len(hub.asked) == 1
+    hub.hangs = 60.0
+    assert "cannot be reached" in refused(Embedder(**SMALL)) and len(hub.questions("me/x")) == 1
 
 
 @pytest.mark.medium
