@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from anchorhold.defences import hardness as module
 from anchorhold.defences.hardness import hardness_manipulation, intra_class, lga
 from anchorhold.defences.menu import DEFENCES
 from anchorhold.defences.natural import natural
+from anchorhold.defences.proxy import Proxies
 from anchorhold.defences.settings import HardnessSettings, NaturalSettings
 from anchorhold.defences.step import Batch, Step
 from anchorhold.errors import SettingsError
@@ -341,6 +343,9 @@ def test_recipes_of_this_defence() -> None:
 @pytest.mark.parametrize("name", DEFENCES)
 def test_a_batch_of_one_class_is_no_reason_to_fail(name: str) -> None:
     step = make_step(labels=[4] * 8)
+    if name == "proxy":  # its proxies train beside the model
+        like = torch.zeros(1, 16, dtype=torch.float64)
+        step = replace(step, companion=Proxies(like, torch.tensor([1, 4, 7]), KEY))
     for loss in DEFENCES[name](step, DEFENCE_SETTINGS[name]()):
         loss.backward()
         assert loss.isfinite()

@@ -11,8 +11,9 @@ from anchorhold.config.build import to_dict
 from anchorhold.config.recipes import settings_from
 from anchorhold.errors import RunError, SettingsError
 from anchorhold.report.collect import Entry, collect
-from anchorhold.report.compare import matrix, runs_table
+from anchorhold.report.compare import runs_table
 from anchorhold.report.entangled import entanglement
+from anchorhold.report.matrix import matrix
 from anchorhold.report.methods import method_of
 from anchorhold.report.tables import Estimate, Link, Mean, Table, plain, render
 from tests.report.invented import a_run, an_audit, flat_rows

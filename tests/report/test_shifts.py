@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anchorhold.report.collect import collect, read_run
-from anchorhold.report.compare import matrix
+from anchorhold.report.matrix import matrix
 from anchorhold.report.plots import plot_epochs
 from anchorhold.report.training_page import write_training_page
 from tests.report.invented import a_run

@@ -80,7 +80,6 @@ def compare(
 ) -> None:
     """Compare runs: one line each, or a matrix of two settings."""
     from ..errors import check, nearest
-    from ..report import compare as report
     from ..report.insert import TABLES, write_into
 
     check(table in TABLES, f"no table {table!r}; {nearest(table, TABLES)}")
@@ -109,8 +108,10 @@ def compare(
         print(f"written: {write_compare_page(entries, out, sort)}")
         return
     if matrix:
+        from ..report.matrix import matrix as by_settings
+
         values = [key.strip() for key in value.split(",") if key.strip()]
-        shown = report.matrix(entries, keys[0], keys[1], values)
+        shown = by_settings(entries, keys[0], keys[1], values)
     else:
         shown = TABLES[table](entries)
     _show(shown.sorted_by(sort) if sort else shown, format, out)

@@ -6,7 +6,7 @@ from typing import Any
 from ..columns import NOT_PERCENT, pixel_fraction
 from ..runs.fields import dig, number
 
-__all__ = ["classes_line", "headline_of", "shown_lines", "spans_of", "table_of_curve"]
+__all__ = ["classes_line", "headline_of", "recall_left", "shown_lines", "spans_of", "table_of_curve"]
 
 WIDTH = 14  # of a column of the table: room for an interval
 
@@ -59,6 +59,15 @@ def headline_of(audit: Mapping[str, Any]) -> dict[float, dict[str, float | None]
         for eps, value, span in zip(curve["eps"], values, spans)
         if number(eps) is not None
     }
+
+
+def recall_left(audit: Mapping[str, Any] | None) -> tuple[float, float | None, float | None] | None:
+    """R@1 under the strong attack at the audit's ε, with its interval: from the curve, or from a strong audit."""
+    eps = number(dig(audit, "settings", "eps"))
+    found = headline_of(audit or {}).get(eps or 0.0) if eps else None
+    found = found or dig(audit, "protocols", "strong", "columns", "ES:R")
+    value = number(dig(found, "value"))
+    return None if value is None else (value, number(dig(found, "low")), number(dig(found, "high")))
 
 
 def table_of_curve(curve: Mapping[str, Any], clean: float | None, total: int) -> list[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RunError, check, nearest
 from ..runs.fields import number
 from .collect import Entry
-from .compare import COLLAPSE, check_setting, column_of, judged, setting_order, value_of
+from .compare import COLLAPSE, column_of, judged, value_of
 from .figures import new_figure, plain_text, save_figure, writable
 from .marks import LINE_STYLES, MARKERS, PALETTE, in_turn
+from .matrix import check_setting, setting_order
 from .shifts import PHASES
 from .tables import Estimate, called, plain
 

@@ -10,7 +10,7 @@ from ..runs.fields import dig, number
 from ..runs.health import LOST
 from .charts import Axis, Mark, Point, Series, chart, key
 from .collect import Entry, flat_since, read_run
-from .compare import leaves
+from .matrix import leaves
 from .methods import method_of
 from .page import fixed, place, write_page
 from .shifts import DERIVED

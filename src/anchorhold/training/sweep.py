@@ -38,7 +38,8 @@ from ..model.load import load
 from ..model.trainable import trainable
 from ..model.wrap import Victim
 from ..report.collect import collect
-from ..report.compare import leaves, matrix, runs_table
+from ..report.compare import runs_table
+from ..report.matrix import leaves, matrix
 from ..report.plots import plot_against
 from ..report.tables import Table, called, render
 from ..runs.fields import dig, table
