@@ -872,3 +872,12 @@ def test_the_page_says_which_member_took_how_much() -> None:
     apart = f"{scores['published'] - scores['strong']:.1f} points ({scores['published']:.1f} on these queries)"
     assert says(page, apart)
     assert all(says(page, f"({found['strong']['realisable'][form]['ers']:.1f})") for form in ("8 bits", "JPEG 90"))
+
+
+def test_the_example_of_a_curve_is_that_of_its_json() -> None:
+    found = json.loads((ROOT / "results" / "strong" / "digits-hm-lga.json").read_text())
+    assert "dirty" not in found["commit"]
+    page, curve = (ROOT / "docs" / "auditing.md").read_text(), found["curve"]
+    numbers = [*curve["lines"]["R@1"], *(end for span in curve["intervals"]["R@1"] for end in span)]
+    for value in (*numbers, *curve["classes"]["worst"], found["protocols"]["corrected"]["columns"]["GTM"]["value"]):
+        assert f"{value:.1f}" in page
