@@ -192,7 +192,7 @@ def test_the_readme_says_how_near_the_reproduced_rows_are() -> None:
     # Those with the settings of their row, and seed 0: of others the verdict is `within` at best.
     meant = {e.name: row.id for e in ENTRIES if (row := row_of(e)) and not departures(e, row)}
     meant = {name: row for name, row in meant.items() if not RUNS[name].setting("train.seed")}
-    lines = [line for line in tables()["results/cub --table print"] if name_in(line) in meant]
+    lines = [line for line in tables()["results/cub --table published"] if name_in(line) in meant]
     found = [line for line in lines if line["paper's row"] == "reproduced"]
     # A row that was run twice, in fp32 too, is one row.
     assert {meant[name_in(line)] for line in lines if line not in found}.isdisjoint(
@@ -313,7 +313,7 @@ def test_the_page_says_what_natural_training_depends_on() -> None:
     lack = [53.9 - value for value in random.values()]
     assert says(page, f"three runs end {min(lack):.1f} to {max(lack):.1f} points under the paper's 53.9, so")
     assert says(page, f"so {min(lack) - 3:.1f} to {max(lack) - 3:.1f} under the band")
-    (line,) = [line for line in tables()["results/cub --table print"] if name_in(line) == "natural-s"]
+    (line,) = [line for line in tables()["results/cub --table published"] if name_in(line) == "natural-s"]
     under = [float(line[f"{name} paper"]) - float(line[head]) for name, head in (("R@1", "R@1"), ("ERS", "ERS publ."))]
     assert says(
         page, "reproduces the softhard row**, {:.1f} points of R@1 and {:.1f} of ERS under the paper".format(*under)
@@ -391,7 +391,7 @@ def test_the_page_says_how_near_the_columns_come() -> None:
     names = ["CA+", "CA-", "QA+", "QA-", "ES:R", "LTM", "GTT"]
     apart = dict.fromkeys((*names, "TMA", "ES:D"), 0.0)
     gtm: dict[str, list[str]] = {"here": [], "published": [], "rerun": []}
-    for line in tables()["results/cub --table print"]:
+    for line in tables()["results/cub --table published"]:
         entry = RUNS[name_in(line)]
         if line["paper's row"] != "reproduced" or entry.setting("train.seed") or not line["method"].startswith("HM"):
             continue
@@ -408,7 +408,7 @@ def test_the_page_says_how_near_the_columns_come() -> None:
     assert says(page, f"(TMA within {apart['TMA']:.3f}, ES:D within {apart['ES:D']:.3f})".replace("0.0", ".0"))
     told = {whose: "{}, {} and {}".format(*values) for whose, values in gtm.items()}
     assert says(page, f"leaves {told['here']} here and {told['published']} in hm, but {told['rerun']} in the rerun")
-    lines = {name_in(line): line for line in tables()["results/cub --table print"]}
+    lines = {name_in(line): line for line in tables()["results/cub --table published"]}
     seeds = [[lines[name][head] for name in ("hm-lga-ics", "hm-lga-ics-1")] for head in ("R@1", "ERS publ.")]
     r1, ers = (f"{abs(float(first) - float(second)):.1f}" for first, second in seeds)
     assert says(page, f"(with a second seed too, {r1} points of R@1 and {ers} of ERS apart)")
@@ -423,7 +423,7 @@ def short(value: float) -> str:
 
 
 def test_the_page_says_what_larger_batches_do_to_catride() -> None:
-    lines = {name_in(line): line for line in tables()["results/cub --table print"]}
+    lines = {name_in(line): line for line in tables()["results/cub --table published"]}
     page = " ".join(PAGE.split())
     for name, words in (
         ("catride-112", "falls further, to {}, and ERS stays at {}"),
@@ -548,7 +548,7 @@ def test_the_page_says_what_the_starts_are_worth() -> None:
     metrics = (ROOT / "results" / "cub" / "hm-lga-robust" / "metrics.jsonl").read_text().splitlines()
     looks = [look["r1"] for look in map(json.loads, metrics) if "r1" in look]
     assert says(page, f"R@1 is {looks[0]:.1f} after five epochs of HM[S, LGA], never more than {max(looks):.1f}")
-    (line,) = [line for line in tables()["results/cub --table print"] if name_in(line) == "hm-lga-robust"]
+    (line,) = [line for line in tables()["results/cub --table published"] if name_in(line) == "hm-lga-robust"]
     assert says(page, f"comes to **{line['R@1']} / {line['ERS publ.']}** (corrected {line['ERS corr.']})")
     here, *print_s = re.findall(r"([-+][\d.]+) / ([-+][\d.]+) (?:over|in) ", PAGE.split("gain: hm-lga-robust")[1])[:3]
     r1, ers = ([gain[which].lstrip("+-") for gain in (here, *print_s)] for which in (0, 1))
@@ -558,13 +558,13 @@ def test_the_page_says_what_the_starts_are_worth() -> None:
 
 def test_the_page_says_what_robust_weights_bring_without_a_defence() -> None:
     page = " ".join(PAGE.split())
-    lines = {name_in(line): line for line in tables()["results/cub --table print"]}
+    lines = {name_in(line): line for line in tables()["results/cub --table published"]}
     natural = lines["natural-robust"]
     told = f"comes to {natural['R@1 paper']} / {natural['ERS paper']} (table A3), from those at hand to"
     assert says(page, f"{told} {natural['R@1']} / {natural['ERS publ.']}.")
     pairs = re.findall(r"-([\d.]+) / \+([\d.]+) (?:over|in) ", PAGE.split("gain: natural-robust")[1])[:2]
-    (r1, ers), (print_r1, print_ers) = pairs
-    told = f"{print_r1} points of R@1 lost in the papers and {r1} here, and {print_ers} points of ERS gained and {ers}"
+    (r1, ers), (paper_r1, paper_ers) = pairs
+    told = f"{paper_r1} points of R@1 lost in the papers and {r1} here, and {paper_ers} points of ERS gained and {ers}"
     assert says(page, told)
     values = []
     for name in ("hm-lga-robust", "natural-robust"):

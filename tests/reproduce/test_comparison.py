@@ -123,7 +123,7 @@ def test_held_out_classes_are_not_print_s_test(tmp_path: Path) -> None:
     an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, held_out=20), ers=33)
     assert row_of(collect([tmp_path]).entries[0]) is None
     (line,) = cells(tmp_path)
-    assert line["data"] == "cub, last 20 training classes" and line["verdict"] is line["print_r1"] is None
+    assert line["data"] == "cub, last 20 training classes" and line["verdict"] is line["paper_r1"] is None
 
 
 def cells(*paths: Path) -> list[dict[str, Any]]:
@@ -139,12 +139,12 @@ def test_print_stands_beside_the_run(tmp_path: Path) -> None:
     a_run(tmp_path / "d", last, on="cub", row=HM, status="stopped", batch={"kind": "classes"})
     an_audit(a_run(tmp_path / "e", last, on="cub"), ers=33)
     a, b, c, d, e = cells(tmp_path)
-    assert [a[key] for key in ("print_r1", "print_ers", "print_ars", "rerun_r1", "rerun_ers")] == [
+    assert [a[key] for key in ("paper_r1", "paper_ers", "paper_ars", "rerun_r1", "rerun_ers")] == [
         *(38.0, 32.4, None, 39.5, 28.1)
     ]
     assert [line["verdict"] for line in (a, b, c, d, e)] == ["within", "reproduced", None, "collapse", None]
     assert (a["batch"], d["batch"], a["commit"], b["commit"]) == ("56 pairs", "28 × 4", "abc", None)
-    assert a["audit_seconds"] == 12.5 and c["audit_seconds"] is None and e["print_r1"] is None
+    assert a["audit_seconds"] == 12.5 and c["audit_seconds"] is None and e["paper_r1"] is None
     notes = runs_table(collect([tmp_path]).entries).notes
     assert "other settings than the row's: a (batch.pairs 56, not 112); d (batch.kind classes, not pairs)" in notes
     assert not any("reproduced" in note for note in runs_table(collect([tmp_path / "e"]).entries).notes)
@@ -157,7 +157,7 @@ def test_published_rows_alone(tmp_path: Path) -> None:
     (line,) = [dict(zip([column.key for column in table.columns], row)) for row in table.rows]
     whole = cells(tmp_path)[0]
     assert line == {key: whole[key] for key in line} and line["name"] == "a" and line["verdict"] == "reproduced"
-    assert {"r1", "print_r1", "rerun_r1", "ers_published", "print_ers", "rerun_ers", "ers_corrected"} <= {*line}
+    assert {"r1", "paper_r1", "rerun_r1", "ers_published", "paper_ers", "rerun_ers", "ers_corrected"} <= {*line}
     assert "[" not in render(table, "markdown").replace("HM[S, LGA]", "")  # the intervals are in the other table
     assert table.notes[0].startswith("reproduced: R@1 within 3 points")
     with pytest.raises(RunError, match="no run here repeats a published row; train with --row"):
@@ -174,7 +174,7 @@ def test_from_robust_weights_the_gain_is_compared(tmp_path: Path) -> None:
     weights = {"weights": "somewhere/resnet18_robust_linf4.pt"}
     trained("robust", 35.0, 42.5, ROBUST, model=weights)
     (line,) = cells(tmp_path)
-    assert (line["verdict"], line["print_r1"], line["rerun_r1"]) == ("gain", 42.2, None)  # no rerun: printed twice
+    assert (line["verdict"], line["paper_r1"], line["rerun_r1"]) == ("gain", 42.2, None)  # no rerun: printed twice
     note = "gain: robust starts from resnet18_robust_linf4.pt, the paper from weights trained against ε = 4/255"
     gains = "+2.7 / +17.1 in robust-init/a5/cub/hm-lga-8-init-4; +0.9 / +19.1 in robust-init/a2/cub/hm-lga-8-init-4"
     said = ". Gain in R@1 and ERS published: "

@@ -181,9 +181,9 @@ _ABOUT = (
     _value("seed", "seed", lambda e: number(e.setting("train.seed")), 0, spare=True),
 )
 _PAPER = (
-    _value("print_r1", "R@1 paper", _reported("R@1"), spare=True),
-    _value("print_ers", "ERS paper", _reported("ERS"), spare=True),
-    _value("print_ars", "ARS paper", _reported("ARS"), spare=True),
+    _value("paper_r1", "R@1 paper", _reported("R@1"), spare=True),
+    _value("paper_ers", "ERS paper", _reported("ERS"), spare=True),
+    _value("paper_ars", "ARS paper", _reported("ARS"), spare=True),
     _value("rerun_r1", "R@1 rerun", _reported("R@1", rerun=True), spare=True),
     _value("rerun_ers", "ERS rerun", _reported("ERS", rerun=True), spare=True),
     _value("verdict", "paper's row", _verdict),
@@ -215,10 +215,10 @@ def published_table(entries: Sequence[Entry]) -> Table:
 
 
 _BESIDE = (
-    *("name", "method", "steps", "batch", "seed", "r1", "print_r1", "rerun_r1"),
-    *("ers_published", "print_ers", "rerun_ers", "ers_corrected", "ars_published", "print_ars", "verdict"),
+    *("name", "method", "steps", "batch", "seed", "r1", "paper_r1", "rerun_r1"),
+    *("ers_published", "paper_ers", "rerun_ers", "ers_corrected", "ars_published", "paper_ars", "verdict"),
 )
-_BESIDE_SPARE = ("batch", "seed", "ars_published", "print_ars")
+_BESIDE_SPARE = ("batch", "seed", "ars_published", "paper_ars")
 
 
 def _notes(entries: Sequence[Entry]) -> Iterator[str]:

@@ -26,7 +26,7 @@ __all__ = ["TABLES", "regenerated", "write_into"]
 
 TABLES: dict[str, Callable[[Sequence[Entry]], Table]] = {
     "runs": runs_table,
-    "print": published_table,
+    "published": published_table,
     "columns": columns_table,
     "strong": strong_table,
     "entanglement": entanglement,
