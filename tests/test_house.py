@@ -117,6 +117,7 @@ PUBLIC = {
     "model/wrap.py wrap",
     "training/fit.py fit",
     "training/fit.py resume",
+    "training/own_loop.py adversary",
     "training/sweep.py sweep",
     "triplets.py mine",
 }

@@ -133,6 +133,16 @@ def hardness(model: nn.Module, batch: ah.AdversarialBatch) -> float:
     return float(((a - p).norm(dim=1) - (a - n).norm(dim=1)).mean())
 
 
+def test_the_threat_is_the_ball_of_the_batch() -> None:
+    """In L2 no image moves farther than ε, some move that far; in Linf as with eps alone."""
+    model, x = net(), images(8)
+    moved = ah.adversary(model, x, PAIRS, "madry", threat=ah.Threat(eps=0.3, norm="l2", steps=4))
+    far = (moved.images - x[moved.origins]).flatten(1).norm(dim=1)
+    assert far.max() == pytest.approx(0.3, abs=1e-4) and far.max() <= 0.3 + 1e-5
+    same = ah.adversary(model, x, PAIRS, "madry", threat=ah.Threat(eps=0.1, steps=3, alpha=0.05))
+    assert torch.equal(same.images, ah.adversary(model, x, PAIRS, "madry", eps=0.1, steps=3, alpha=0.05).images)
+
+
 def test_a_loss_of_yours_is_what_min_max_climbs() -> None:
     from pytorch_metric_learning.losses import MultiSimilarityLoss, ProxyAnchorLoss
 

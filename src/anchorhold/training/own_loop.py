@@ -31,10 +31,12 @@ from ..extensions import is_code
 from ..mining import mine_any, numbered
 from ..model.frozen import frozen
 from ..model.wrap import as_victim
+from ..perturb.settings import Threat
 from ..pretraining.menu import PRETRAININGS
 from ..random import Key
 from ..triplets import Anchors, Sampler, Triplets
 from ..triplets import mine as mine_pairs
+from .preparing import against
 from .regimes import defence_name
 
 __all__ = ["AdversarialBatch", "adversary"]
@@ -59,6 +61,7 @@ def adversary(
     labels: Tensor | Sequence[int] | Sequence[str],
     defence: str | Callable[..., Any] = "hm-lga",
     *,
+    threat: Threat | str | None = None,
     state: dict[str, Tensor] | None = None,
     seed: int = 0,
     epoch: int = 0,
@@ -77,6 +80,7 @@ def adversary(
         images: (B, C, H, W) in [0, 1], on the model's device.
         labels: (B,) numbers or names, in any order.
         defence: the name of a recipe or of a defence, `module:function`, or a function `defence(step, settings)`.
+        threat: how far images may change, `ah.Threat(eps=0.5, norm="l2")`, instead of the defence's own.
         state: what the defence remembers from step to step, such as LGA's previous loss. Give an empty dict once, and
             the same dict in every step; save it with your checkpoint. Without it, every call is a first step.
         seed: of random starts and of mining; with `state`, each step draws anew.
@@ -90,6 +94,7 @@ def adversary(
     (torch.Size([4, 3, 2, 2]), tensor([0, 1, 1, 0]))
     """
     chosen = _settings(defence, settings)
+    chosen = chosen if threat is None else against(threat, chosen)
     check(
         not isinstance(chosen.defence, ProxySettings),
         "the defence proxy trains proxies of its own, which your loop would not: choose madry with loss=MyLoss(…)",
