@@ -151,6 +151,17 @@ def test_a_stopped_audit_goes_on(strong: Audit, model: Embedder, digits: Split, 
         ah.audit(model, digits, strength="strong", epsilons=[5 / 255], out=place, **QUICK)
 
 
+def test_rows_of_another_layout_are_not_read(
+    model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**QUICK, "attacks": ["GTM"], "limit": 4, "epsilons": [4 / 255], "out": tmp_path}
+    with monkeypatch.context() as patch:
+        patch.setattr("anchorhold.auditing.strong.LAYOUT", 1)
+        ah.audit(model, digits, **options)
+    with pytest.raises(RunError, match="another attack"):
+        ah.audit(model, digits, **options)
+
+
 # ---------------------------------------------------------------- curves, files
 
 
@@ -202,11 +213,11 @@ def test_the_spread_over_classes_by_hand() -> None:
 
 
 def test_a_curve_is_shown_with_its_attacks_and_its_queries(model: Embedder, digits: Split, tmp_path: Path) -> None:
-    few = {**QUICK, "limit": 20}
+    few = {**QUICK, "limit": 25}
     found = ah.audit(model, digits, epsilons=[4 / 255], attacks=["ES", "GTM", "QA+"], out=tmp_path, **few)
     assert found.curve is not None
     curve, table = found.curve, str(found)
-    assert curve["protocol"] == "strong" and curve["queries"] == 20 < len(digits)
+    assert curve["protocol"] == "strong" and curve["queries"] == 25 < len(digits)
     wanted = [member.name for member in run.MEMBERS if member.wants(goal_named("margin", "corrected"))]
     assert curve["attacks"] == {"R@1": ["ES", "GTM", *(name for name in wanted if name != "transfer")]}
     # ε = 0 is of the attacked queries, like every other point, and the clean R@1 of all of them is beside it.
@@ -225,7 +236,7 @@ def test_a_curve_is_shown_with_its_attacks_and_its_queries(model: Embedder, digi
     for text in (table, page):
         assert "ES, GTM, starts" in text and f"{found.clean['R@1'].value:.1f}" in text
     rows = load_file(tmp_path / "samples.safetensors")
-    assert torch.equal(rows["curve/R@1"], found.curve_rows["R@1"].cpu()) and len(rows["curve/ids"]) == 20
+    assert torch.equal(rows["curve/R@1"], found.curve_rows["R@1"].cpu()) and len(rows["curve/ids"]) == 25
 
 
 def test_each_eps_starts_where_the_one_before_ended(
@@ -546,6 +557,8 @@ def test_algorithm_1_of_two_models_with_three_methods(model: Embedder, digits: S
         ({"strength": "strong", "protocols": "published"}, "corrected protocol"),
         ({"strength": "strong", "method": "fgsm"}, "start with PGD"),
         ({"epsilons": [8]}, "at most 1"),
+        ({"epsilons": [0.1], "eps": 0}, "there is no curve"),
+        ({"epsilons": [0.1], "steps": 0}, "there is no curve"),
         ({"until": 0.0}, "above 0"),
         ({"surrogate": nn.Identity()}, "strength = strong"),
     ],

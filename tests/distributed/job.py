@@ -87,6 +87,9 @@ def audit(out: Path) -> dict[str, Any]:
     rows = {
         f"{run.label}/{p}/{n}": r.tolist() for run in found.runs for p, m in run.measures.items() for n, r in m.items()
     }
+    few: dict[str, Any] = {"attacks": ["margin"], "limit": 24, "batch": 4, "eps": 0.1, "examine": None, "device": "cpu"}
+    curve = ah.audit(small(), digits(), epsilons=[0.02], steps=3, resamples=20, **few)
+    rows["curve"] = curve.curve_rows["R@1"].tolist()
     return {"rows": rows, "ids": [run.ids.tolist() for run in found.runs], "flags": [flag.name for flag in found.flags]}
 
 

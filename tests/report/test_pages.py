@@ -19,6 +19,7 @@ from anchorhold.report.audit_page import bars_of, command_of, verdict_of, write_
 from anchorhold.report.charts import Axis, Mark, Point, Series, chart, ticks
 from anchorhold.report.collect import collect, flat_since, read_audit, read_run
 from anchorhold.report.compare_page import write_compare_page
+from anchorhold.report.curve import recall_left
 from anchorhold.report.gallery import MOST, gallery_of
 from anchorhold.report.marks import overlap
 from anchorhold.report.pictures import SHOWN, Pictures, load_pictures
@@ -323,3 +324,19 @@ def test_measures_of_another_kind_are_left_out_of_a_page() -> None:
     assert gallery._measures("ES", "published", rows, 0) == [("ES:R", "wrong", "right")]
     rows["published/ES:R"] = np.ones(2, dtype=np.complex64)
     assert gallery._measures("ES", "published", rows, 0) == []
+
+
+def test_what_the_strong_attack_leaves_comes_from_the_curve_or_from_a_strong_audit() -> None:
+    curve = {
+        "eps": [0.0, 0.1, 0.2],
+        "lines": {"R@1": [50.0, 31.0, 7.0]},
+        "intervals": {"R@1": [[45.0, 55.0], [26.0, 36.0], [4.0, 10.0]]},
+        "protocol": "strong",
+    }
+    audit = {"settings": {"eps": 0.1}, "curve": curve}
+    assert recall_left(audit) == (31.0, 26.0, 36.0)
+    strong = {"protocols": {"strong": {"columns": {"ES:R": {"value": 12.0, "low": 9.0, "high": None}}}}}
+    assert recall_left({**strong, "settings": {"eps": 0.1}}) == (12.0, 9.0, None)
+    assert recall_left({"settings": {"eps": 0.3}, "curve": curve}) is None  # that ε was not attacked
+    assert recall_left({"settings": {"eps": 0.1}, "curve": {**curve, "protocol": "corrected"}}) is None
+    assert recall_left(None) is None

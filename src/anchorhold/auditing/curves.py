@@ -1,7 +1,7 @@
 """R@1 against ε under the strong attack: what an audit says first.
 
-An answer that holds at an ε counts as right at every smaller one, and one that a smaller ε turned as wrong at every
-larger one. So the curve can only fall.
+An answer that the attack does not turn at an ε counts as right at every smaller one, and one that a smaller ε turned
+as wrong at every larger one. So the curve can only fall.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from .ensemble import Member, Task
 
 __all__ = ["WORST", "curve_of", "worst_classes"]
 
+FEW = 5  # queries of a class, on average, below which its R@1 says little
 WORST = 0.1  # share of the classes whose R@1 is shown beside the mean: a defence may protect some classes only
 
 
@@ -38,6 +39,8 @@ def curve_of(
         f"R@1 of the same {kept.shape[1]:,} queries at every ε, clean at ε = 0. "
         f"For each query the worst result counts, of {', '.join(names)}."
     )
+    classes = len(labels.unique())
+    spread = {"worst": [value for value, _ in worst], "counted": worst[0][1], "of": classes}
     return {
         "about": about,
         "protocol": "strong",
@@ -46,7 +49,7 @@ def curve_of(
         "eps": [0.0, *ladder],
         "lines": {"R@1": [100 * float(row.nanmean()) for row in kept]},
         "intervals": {"R@1": [[span.low, span.high] for span in spans]},
-        "classes": {"worst": [value for value, _ in worst], "counted": worst[0][1], "of": len(labels.unique())},
+        **({"classes": spread} if kept.shape[1] >= FEW * classes else {}),
     }
 
 

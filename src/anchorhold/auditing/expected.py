@@ -37,9 +37,7 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
         attacks = len({run.attack for run in runs})
         ways += [f"fewer attacks (now {attacks})"] if attacks > 1 else []
         ways += ["strength standard"] if settings.strength == "strong" else []
-        ways += (
-            [f"fewer ε in the curve (now {len(settings.epsilons)}; none leaves it out)"] if settings.epsilons else []
-        )
+        ways += [f"fewer ε in the curve (now {len(settings.epsilons)}), or no curve"] if settings.epsilons else []
         lines = (
             f"{work:,} image-steps take up to about {duration(seconds)} on this CPU",
             f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",

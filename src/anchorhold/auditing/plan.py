@@ -77,6 +77,7 @@ class AuditSettings:
         check(self.method in methods, f"method {self.method!r}; there are: {', '.join(methods)}")
         check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
         most = 1.0 if self.norm == "linf" else math.inf
+        check(not self.epsilons or self.ball.eps > 0, "without ε or steps there is no curve: leave it out")
         check(all(0 < e <= most for e in self.epsilons), "each ε of a curve must be above 0 and, for Linf, at most 1")
         check(
             (self.strength == "standard" and not self.epsilons)

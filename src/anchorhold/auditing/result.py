@@ -30,9 +30,9 @@ intervals over queries (null where there is none). It contains no paths.
     flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
     curve        R@1 against ε under the strong attack, unless left out: {about, eps [0, …], lines {R@1: [percent …]},
                  intervals {R@1: [[low, high] …]}, classes {worst (mean R@1 of the worst tenth of the classes at each
-                 ε), counted, of}, protocol, queries (number of attacked queries, the same at every ε including 0),
-                 attacks {R@1: the attacks of which the worst counts}, doubts (the input of flags)}. Files of older
-                 versions may have further lines, and no intervals
+                 ε), counted, of; only with five queries of a class on average}, protocol, queries (number of
+                 attacked queries, the same at every ε including 0), attacks {R@1: the attacks of which the worst
+                 counts}, doubts (the input of flags)}. Files of older versions may have further lines, and no intervals
     strong       of a strong audit, whose columns are under protocols.strong: members, surrogate (a hash),
                  square_queries, image_steps, queries, after {goal: {member: the contested measure after it}},
                  realisable {8 bits, JPEG 90: {columns, ers}}, doubts (the input of the flags)

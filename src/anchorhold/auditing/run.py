@@ -99,7 +99,7 @@ def audit(
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
         epsilons: each ε of the curve of R@1 under the strong attack. By default an eighth, a quarter, a half and all
-            of the threat's ε, unless you choose `attacks`; () leaves the curve out.
+            of the threat's ε, unless you choose `attacks` or `until`; () leaves the curve out.
         until: add queries until the interval of ERS is ± this many points.
         seed: of all random draws.
         seeds: number of random starts, where the budget has a random start. Results are means over them.
@@ -143,7 +143,7 @@ def audit(
         start="zero" if way != "pgd" else threat.start,
         seeds=seeds,
         strength=strength,
-        epsilons=curve_levels(epsilons, threat, way, protocols, usual=attacks is None),
+        epsilons=curve_levels(epsilons, threat, way, protocols, usual=attacks is None and until is None),
         classes=classes,
         norm=threat.norm,
     )

@@ -35,6 +35,9 @@ __all__ = [
 ]
 
 
+LAYOUT = 2  # of the rows in a shard: rows of another layout are not read
+
+
 @dataclass(frozen=True, eq=False)
 class Strong:
     """The results of the ensemble: rows like those of a standard run, and facts about them."""
@@ -63,7 +66,7 @@ class Ensemble:
     def said(self) -> str:
         """What the rows of a batch depend on, as recorded in their shard."""
         other = "" if self.surrogate is None else self.surrogate.weights
-        return f"{[m.name for m in self.members]} {SQUARE_QUERIES} {list(self.ladder)} {other}"
+        return f"{LAYOUT} {[m.name for m in self.members]} {SQUARE_QUERIES} {list(self.ladder)} {other}"
 
 
 def strengthen(
@@ -93,7 +96,12 @@ def strengthen(
         whole[task.name] = known.rows
         receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
     doubts = _doubts(chosen, whole, members)
-    curve, curve_rows = _curve(subject, chosen, whole, ensemble, doubts) if epsilons else (None, {})
+    curve: dict[str, Any] | None = None
+    curve_rows: dict[str, Tensor] = {}
+    if epsilons:
+        task, own = next((task, run) for task, run in zip(chosen, runs) if task.name == "recall")
+        curve, curve_rows = _curve(subject, task, whole, ensemble, own)
+        curve["doubts"] = doubts
     return Strong(
         tuple(runs),
         curve,
@@ -149,8 +157,8 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
     rows |= _snapshot(contest, ball, kept)
     own = ensemble.ladder.index(ball.eps)
     curve = {own: contest.measures[task.main]}
-    # Who withstands an ε withstands every smaller one, and who is beaten is beaten at every larger one. So each sample
-    # is attacked until its level is known, and no further.
+    # A sample that is beaten at an ε is beaten at every larger one. Where the attack found nothing, it is taken to find
+    # nothing at smaller ε. So each sample is attacked until its level is known, and no further.
     for places, falls in ((range(own - 1, -1, -1), True), (range(own + 1, len(ensemble.ladder)), False)):
         at, last = contest, torch.arange(len(contest.ids), device=contest.ids.device)
         for place, before in zip(places, (own, *places)):
@@ -267,17 +275,16 @@ def _after(task: Task, rows: Mapping[str, Tensor], members: Sequence[Member]) ->
 
 
 def _curve(
-    subject: Subject,
-    chosen: Sequence[Task],
-    whole: Mapping[str, Mapping[str, Tensor]],
-    ensemble: Ensemble,
-    doubts: Mapping[str, float],
+    subject: Subject, task: Task, whole: Mapping[str, Mapping[str, Tensor]], ensemble: Ensemble, own: RunRows
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """R@1 at every ε, the clean value first, and the rows behind it."""
-    task = next(each for each in chosen if each.name == "recall")
+    """R@1 at every ε, the clean value first, and the rows behind it. `own` has the worst at the audit's ε."""
     rows = whole[task.name]
     heads = [f"before/{task.main}", *(f"curve/{place}" for place in range(len(ensemble.ladder)))]
     kept, ids = torch.stack([rows[head] for head in heads]), rows["ids"]
+    worst = next(iter(own.measures["strong"].values())).to(kept)
+    for place, eps in enumerate(ensemble.ladder, 1):
+        if eps >= subject.settings.ball.eps:  # several starts of a standard run may have found more
+            kept[place] = torch.minimum(kept[place], worst)
     curve = curve_of(
         task,
         ensemble.members,
@@ -287,7 +294,7 @@ def _curve(
         key=subject.key,
         resamples=subject.settings.resamples,
     )
-    return {**curve, "doubts": dict(doubts)}, {"ids": ids, "R@1": kept}
+    return curve, {"ids": ids, "R@1": kept}
 
 
 def _doubts(

@@ -24,9 +24,9 @@ AttackName = Literal["margin", "nearest"]
 
 @dataclass(frozen=True)
 class OptimiserSettings:
-    """Adam with coupled L2; by default the learning rate is constant, as in the papers' code."""
+    """Adam or AdamW; by default the learning rate is constant, as in the papers' code."""
 
-    lr: Annotated[float, "Learning rate of Adam."] = 1e-5
+    lr: Annotated[float, "Learning rate."] = 1e-5
     weight_decay: Annotated[float, "Weight decay: as L2 in the gradient; with adamw apart from it."] = 4e-4
     schedule: Annotated[LearningSchedule, "How the learning rate changes from step to step; one-cycle rises first."] = (
         "constant"

@@ -11,7 +11,7 @@ The first replay is clean, unless it starts at random or carries on the perturba
 the loss of the replay before.
 
 With `reuse = loss` Δr is what the training step has computed, at no cost. But a triplet with H ≤ −γ has no loss: its
-gradient is zero, and it stays clean even below its destination. On digits these are nearly all triplets after an epoch.
+gradient is zero, and it stays clean even below its destination.
 With ICS or a loss of yours, it is the gradient of all that trains. With `reuse = hardness` Δr is taken from H in the
 same forward pass, by a second backward pass.
 """

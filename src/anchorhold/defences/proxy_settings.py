@@ -70,7 +70,7 @@ class ProxySettings(Inner):
 
     @property
     def attacks(self) -> bool:
-        return super().attacks and self.form != "natural"
+        return super().attacks and self.raises
 
     def _check_used(self) -> None:
         """Refuse settings that this form or loss does not read."""

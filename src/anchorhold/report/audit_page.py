@@ -13,7 +13,7 @@ from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import read_audit
-from .curve import headline_of
+from .curve import headline_of, recall_left
 from .curve_chart import drawn_curve
 from .gallery import gallery_of
 from .page import fixed, place, write_page
@@ -168,14 +168,13 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
 
 def _recall_left(audit: Mapping[str, Any]) -> tuple[str, float] | None:
     """A sentence about R@1 under the strong attack at the audit's ε, and the share of right answers that is left."""
-    found, eps = headline_of(audit), number(dig(audit, "settings", "eps"))
-    clean, after = (dig(found.get(each or 0.0), "value") for each in (0.0, eps))
-    if clean is None or after is None or not eps:
+    found, eps = recall_left(audit), number(dig(audit, "settings", "eps"))
+    known = dig(headline_of(audit).get(0.0), "value"), dig(audit, "protocols", "strong", "columns", "ES:R", "initial")
+    clean = next((value for value in map(number, known) if value is not None), None)
+    if clean is None or found is None or not eps:
         return None
-    return (
-        f"The strong attack at ε {pixel_fraction(eps)} leaves R@1 {after:.1f} of {clean:.1f}.",
-        100 * after / clean if clean else 0.0,
-    )
+    said = f"The strong attack at ε {pixel_fraction(eps)} leaves R@1 {found[0]:.1f} of {clean:.1f}."
+    return said, 100 * found[0] / clean if clean else 0.0
 
 
 # ---------------------------------------------------------------- how to repeat it

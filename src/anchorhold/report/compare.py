@@ -81,9 +81,9 @@ def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
     return of
 
 
-def _attacked(entry: Entry) -> Cell:
-    """R@1 under the strong attack, from the audit's curve or a strong audit."""
-    known = (recall_left(each.audit) for each in (entry, entry.strongest) if each is not None)
+def _left(entry: Entry) -> Cell:
+    """R@1 under the strong attack, from a strong audit or the audit's curve."""
+    known = (recall_left(each.audit) for each in (entry.strongest, entry) if each is not None)
     return next((Estimate(*found) for found in known if found is not None), None)
 
 
@@ -97,7 +97,7 @@ VALUES: dict[str, Value] = {
         _value("r1", "R@1", _clean("R@1", "r1")),
         _value("r2", "R@2", _clean("R@2", "r2"), span=False, spare=True),
         _value("map_r", "mAP@R", _clean("mAP@R", "map_r"), span=False, spare=True),
-        _value("r1_attacked", "R@1 attacked", _attacked),
+        _value("r1_strong", "R@1 strong", _left),
         _value("ers_published", "ERS publ.", _score("published", "ers")),
         _value("ers_corrected", "ERS corr.", _score("corrected", "ers")),
         _value("ers_strong", "ERS strong", _score("strong", "ers")),

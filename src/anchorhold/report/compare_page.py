@@ -68,8 +68,8 @@ def _cell(cell: Cell, column: Column) -> Shown:
 
 
 def _curve(entry: Entry) -> Mapping[str, Any] | None:
-    """R@1 against ε of a run: of its audit, or of its strong one."""
-    for known in (entry, entry.strongest):
+    """R@1 against ε of a run: of its strong audit, or of its audit."""
+    for known in (entry.strongest, entry):
         curve: Mapping[str, Any] = (dig(known.audit, "curve") if known is not None else None) or {}
         if dig(curve, "protocol") == "strong":
             return curve

@@ -8,7 +8,7 @@ from ..runs.fields import dig, number
 
 __all__ = ["classes_line", "headline_of", "recall_left", "shown_lines", "spans_of", "table_of_curve"]
 
-WIDTH = 14  # of a column of the table: room for an interval
+WIDTH = 15  # of a column of the table: room for an interval
 
 
 def shown_lines(lines: Mapping[str, Any]) -> dict[str, Any]:
