@@ -188,6 +188,17 @@ def test_a_standard_audit_has_the_curve_of_the_strong_one(strong: Audit, model: 
     assert found.image_steps > sum(run.image_steps for run in found.runs)  # the curve's own are counted
 
 
+def test_a_point_of_the_curve_is_what_an_audit_at_that_eps_finds(model: Embedder, digits: Split) -> None:
+    """But for the starts that it inherits; and the points are far apart, so that none can stand for another."""
+    options = {**QUICK, "limit": 40, "batch": 40, "attacks": ["GTM"]}
+    found = ah.audit(model, digits, epsilons=[2 / 255, 8 / 255, 60 / 255], **options)
+    line = dict(zip(found.curve["eps"], found.curve["lines"]["R@1"]))  # type: ignore[index]
+    assert line[2 / 255] > line[8 / 255] + 5 > line[16 / 255] + 10 and line[16 / 255] > line[60 / 255]
+    for eps in (2 / 255, 8 / 255, 60 / 255):
+        alone = ah.audit(model, digits, strength="strong", **options | {"eps": eps, "alpha": 5 / 16 * eps})
+        assert line[eps] == pytest.approx(alone.protocols["strong"].columns["GTM"].value, abs=7.6), eps
+
+
 def test_the_default_curve(model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MEMBERS", shorter(2, 5))
     few = {**QUICK, "limit": 6, "resamples": 20, "examine": None}
@@ -483,6 +494,15 @@ def test_a_curve_does_not_hide_who_beat_whom(digits: Split, monkeypatch: pytest.
     settings = {**QUICK, "examine": run.flags_of, "eps": 0.1, "alpha": 0.03, "attacks": ["GTM"]}
     found = ah.audit(net, digits, strength="strong", epsilons=[0.05, 0.08, 0.095], **settings)
     assert "black-box-beats-white-box" in {flag.name for flag in found.flags}
+
+
+def test_the_curve_of_a_standard_audit_raises_the_flag_too(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MEMBERS", shorter(6, 120))
+    torch.manual_seed(0)
+    net = Rounded(Embedder("small", 16, channels=1, size=8))
+    settings = {**QUICK, "examine": run.flags_of, "eps": 0.1, "alpha": 0.03, "attacks": ["GTM"]}
+    found = ah.audit(net, digits, epsilons=[0.1], **settings)
+    assert found.strong is None and "black-box-beats-white-box" in {flag.name for flag in found.flags}
 
 
 def test_transfer_sees_what_the_models_own_gradients_do_not(digits: Split, monkeypatch: pytest.MonkeyPatch) -> None:
