@@ -419,7 +419,7 @@ def main() -> None:
     parser.add_argument("--models", default="", help="run folders of models trained on digits, separated by commas")
     parser.add_argument("--threats", default=THREATS, help="NORM:EPS, separated by commas")
     parser.add_argument("--limit", type=int, default=0, help="queries; 0 is all")
-    parser.add_argument("--only", default=",".join(SOURCES), help=f"some of {', '.join(SOURCES)}")
+    parser.add_argument("--only", default=",".join(SOURCES), help=f"some of {', '.join(SOURCES)}, or '' for none")
     parser.add_argument("--seed", type=int, default=0, help="of the trainings")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda; the models are trained on the CPU")
@@ -428,6 +428,9 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     threats = [Ball(float(eps), norm) for norm, eps in (each.split(":") for each in asked.threats.split(","))]
+    only = [each for each in asked.only.split(",") if each]
+    if asked.device != "cpu":  # verdicts are fp32
+        torch.backends.cudnn.allow_tf32 = False
     versions = {}
     for package in PEERS:
         with contextlib.suppress(PackageNotFoundError):
@@ -438,7 +441,7 @@ def main() -> None:
         for name, model in trained(folder, asked.models, asked.seed).items():
             print(name, flush=True)
             result["models"][Path(name).name] = []
-            for row in compared(model.to(asked.device), threats, asked.limit, asked.only.split(","), asked.members):
+            for row in compared(model.to(asked.device), threats, asked.limit, only, asked.members):
                 result["models"][Path(name).name].append(row)
                 if asked.out:  # after every threat: a long run that is stopped leaves what it has
                     asked.out.write_text(json.dumps(result, indent=1) + "\n")
