@@ -11,7 +11,7 @@ Momentum PGD of 500 steps with three starts, on the margin and on cross-entropy,
 if the peer's image, projected into the ball, has a wrong nearest neighbour in fp32.
 
 `members` says what each member of the ensemble finds: alone on all right queries, first in the ensemble, and at which
-cost (`--members`).
+cost (`--members`). `--mask` puts something in front of or behind the model that hides its gradients.
 """
 
 import argparse
@@ -46,6 +46,7 @@ from anchorhold.random import Key
 from anchorhold.runs.provenance import provenance
 
 Found = dict[str, Any]
+Step = Callable[[Tensor], Tensor]
 THREATS = "linf:0.03,linf:0.06,linf:0.1,l2:0.25,l2:0.5"
 PEERS = ("foolbox", "torchattacks", "adv-lib", "pyautoattack")
 SCALE = 10.0  # of the scores: cross-entropy over plain distances would be flat
@@ -75,6 +76,26 @@ class Classifier(nn.Module):
 
     def labels(self, ids: Tensor) -> Tensor:
         return torch.searchsorted(self.classes, self.scene.labels[ids])
+
+
+class Masked(nn.Module):
+    """A model with something in front of it or behind it that hides gradients."""
+
+    def __init__(self, model: nn.Module, before: Step, after: Step) -> None:
+        super().__init__()
+        self.model, self.before, self.after = model, before, after
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.normalize(self.after(self.model(self.before(images))), dim=1)
+
+
+MASKS: dict[str, tuple[Step, Step]] = {
+    "rounded": (lambda x: (16 * x).round() / 16, lambda e: e),  # no gradient at all
+    "steep": (lambda x: torch.sigmoid(40 * (x - 0.5)), lambda e: e),  # vanishing for most pixels
+    "saturated": (lambda x: x, lambda e: torch.tanh(60 * e)),  # small for most coordinates
+    "signs": (lambda x: x, lambda e: torch.tanh(1000 * e)),  # zero in fp32 for most coordinates
+    "quantised": (lambda x: x, lambda e: (8 * e).round() / 8),  # zero everywhere
+}
 
 
 @dataclass(frozen=True)
@@ -424,6 +445,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda; the models are trained on the CPU")
     parser.add_argument("--members", action="store_true", help="also measure every member of the ensemble alone")
+    parser.add_argument("--mask", default="", choices=["", *MASKS], help="hide the gradients of the models in this way")
     parser.add_argument("--out", type=Path, help="write the JSON here")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
@@ -439,7 +461,9 @@ def main() -> None:
     result: Found = {"schema": "anchorhold.peers/1", **about, "peers": versions, "models": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name, model in trained(folder, asked.models, asked.seed).items():
+            name += f" {asked.mask}" if asked.mask else ""
             print(name, flush=True)
+            model = Masked(model, *MASKS[asked.mask]).eval() if asked.mask else model
             result["models"][Path(name).name] = []
             for row in compared(model.to(asked.device), threats, asked.limit, only, asked.members):
                 result["models"][Path(name).name].append(row)
