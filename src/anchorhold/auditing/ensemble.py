@@ -136,8 +136,8 @@ MEMBERS = (
         wants=has_class_losses,
     ),
     Member("apgd", "white", apgd, lambda eps: _ADAPTIVE),
-    Member("apgd-free", "white", apgd, lambda eps: _ADAPTIVE, (scale_free,)),
-    Member("cw", "white", METHODS["cw"], lambda eps: Budget(CW_STEPS)),
+    Member("apgd-free", "white", apgd, lambda eps: _ADAPTIVE, (scale_free,), wants=_other_goals),
+    Member("cw", "white", METHODS["cw"], lambda eps: Budget(CW_STEPS), wants=_other_goals),
     Member("transfer", "transfer", apgd, lambda eps: _ADAPTIVE, (without_end,)),
     Member("square", "black", METHODS["square"], lambda eps: Budget(SQUARE_QUERIES), (scale_free,)),
 )
