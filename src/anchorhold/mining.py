@@ -53,7 +53,7 @@ def mine(
     numbers = numbered(labels).to(embeddings.device)
     if numbers.shape != (len(embeddings),):
         raise DataError(f"{len(embeddings)} embeddings and {len(numbers)} labels; give each embedding its label")
-    check(anchors in ("all", "half"), f"anchors {anchors!r}; there are: all, half")
+    check(anchors in ("all", "half"), f"anchors cannot be {anchors!r}; there are: all, half")
     key = Key.of(seed)("mine")
     found = mine_any(sampler, embeddings, numbers, key, half=anchors == "half", margin=margin, lower=lower, upper=upper)
     return found.anchor, found.positive, found.negative

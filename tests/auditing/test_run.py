@@ -436,7 +436,7 @@ def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_p
         (Embedder("small", 16, channels=1, size=8, seed=1).double(), digits, {}, "model"),
     ]
     for other, data, changes, words in others:
-        with pytest.raises(RunError, match=f"with another {words}; give another --out, or delete .*/a/shards"):
+        with pytest.raises(RunError, match=f"with another {words}; give another out=, or delete .*/a/shards"):
             ah.audit(other, data, **{**one, **changes})
     ah.audit(model, digits, **{**one, "attacks": {"CA+": {"w": 2}}})
     with pytest.raises(RunError, match="another attack"):

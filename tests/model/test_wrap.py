@@ -424,7 +424,7 @@ def test_a_run_folder_or_a_saved_model(tmp_path: Path) -> None:
         assert torch.equal(loaded(images), model(images))
     resized = load_model(str(tmp_path), size=8).eval()
     torch.testing.assert_close(resized(torch.rand(2, 3, 16, 16)).norm(dim=1), torch.ones(2))
-    with pytest.raises(ModelError, match="has its own mean and std; leave out --mean and --std"):
+    with pytest.raises(ModelError, match="has its own mean and std; leave out mean= and std="):
         load_model(str(tmp_path), mean=MEAN, std=STD)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"no model at .*finished run folder"):

@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..config.numbers import parse_number
 from ..console import Console, Patient, Visible, shown
 from ..errors import AnchorholdError, Interrupted, RunError, from_environment, lacks_memory
+from ..interface import command_line
 
 __all__ = ["Commands", "app", "number", "numbers", "threat_options"]
 
@@ -28,7 +29,8 @@ class Commands(TyperGroup):
     """Handles errors: one line and exit code 2 if you can fix it, 130 after an interrupt, else a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None if it is closed, e.g. by >&-
+        # The stream is None if it is closed, e.g. by >&-
+        with command_line(), redirect_stdout(sys.stdout and Patient(sys.stdout)):
             return super().main(*args, **kwargs)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:

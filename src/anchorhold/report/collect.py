@@ -171,7 +171,7 @@ def walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
     seen: set[Path] = set()
     for root in roots:
         if not root.is_dir():
-            raise RunError(f"there is no folder {root}")
+            raise RunError(f"there is no folder {root}; give one with runs or audits")
     inside_of = {root.resolve() for root in roots}
     waiting = list(reversed(roots))
     while waiting:
