@@ -196,7 +196,7 @@ def test_stopped_it_says_how_to_go_on_and_damage_is_done_again(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Parts, "keep", stop)
-    with pytest.raises(Interrupted, match="to resume, run the same command"):
+    with pytest.raises(Interrupted, match="to resume, do the same again with out="):
         embed(model, photos, tmp_path / "ix", batch=1, device="cpu")
     monkeypatch.setattr(Parts, "keep", keep)
     (tmp_path / "ix/.anchorhold-parts/000000.safetensors").write_bytes(b"torn")
@@ -508,7 +508,7 @@ def test_an_index_that_was_tampered_with_is_one_line(model: Embedder, photos: Pa
     (out / "index.json").write_text(json.dumps(about))
     with pytest.raises(RunError, match=r"vectors.safetensors cannot be read"):
         list(Index(out).parts())
-    with pytest.raises(RunError, match="holds no index; make one with `anchorhold embed`"):
+    with pytest.raises(RunError, match=r"holds no index; make one with ah\.embed"):
         Index(photos)
 
 

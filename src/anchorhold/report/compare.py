@@ -83,8 +83,8 @@ def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
 
 
 def _left(entry: Entry) -> Cell:
-    """R@1 under the strong attack, from a strong audit or the audit's curve."""
-    known = (recall_left(each.audit) for each in (entry.strongest, entry) if each is not None)
+    """R@1 under the strong attack, from a strong audit or the curve of an audit."""
+    known = (recall_left(each.audit) for each in (entry.strongest, entry, entry.curved) if each is not None)
     return next((Estimate(*found) for found in known if found is not None), None)
 
 
