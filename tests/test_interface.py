@@ -80,7 +80,6 @@ def test_the_words_of_each_interface() -> None:
             option("limit", 5),
             argument("batch"),
             setting("train.epochs", 3),
-            worded("a", "b"),
         )
         with command_line():
             assert argument("k") == "-k"

@@ -37,8 +37,8 @@ def mine(
     Args:
         embeddings: (N, D), of any length; distances are between unit vectors.
         labels: (N,) numbers or names, in any order.
-        sampler: random, semihard, softhard, distance, hardest, or yours: a function of a `triplets.View` that returns
-            two tables (anchors, N) with the chance of each sample to be the positive and the negative.
+        sampler: random, semihard, softhard, distance, hardest, or yours. Yours is a function of a `triplets.View`.
+            It returns two tables (anchors, N): the chance of each sample to be the positive, and the negative.
         anchors: all images that have a positive; or half of each class, at least one, as training in pairs does.
         margin: how far beyond the positive a semihard negative may lie.
         lower: distance sampler: nearer negatives count as if at this distance.

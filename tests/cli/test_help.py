@@ -41,8 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch, line: str) -> int:
 def test_every_command_has_an_example_that_parses(name: str) -> None:
     program, command, *arguments = shlex.split(example_of(name))
     assert (program, command) == ("anchorhold", name) and len(example_of(name)) <= 78
-    with COMMANDS[name].make_context(name, arguments) as context:  # an unknown option would raise
-        assert context.params
+    COMMANDS[name].make_context(name, arguments).close()  # an unknown option would raise
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -263,8 +263,9 @@ def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str])
             for each in found[1:]
             if each is not strong and each is not curved
         ]
-        of_run = {"strong": strong, "curved": curved}
-        pairs.append(replace(run, audit=found[0].audit, audit_at=found[0].path, **of_run) if found else run)
+        if found:
+            run = replace(run, audit=found[0].audit, audit_at=found[0].path, strong=strong, curved=curved)
+        pairs.append(run)
     return pairs + alone
 
 
