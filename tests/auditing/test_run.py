@@ -773,8 +773,8 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"device": "tpu"}, "auto, cpu, cuda"),
         ({"threat": "amdl"}, "no threat is called 'amdl'; did you mean adml?"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
-        ({"seeds": 2}, "this threat starts at the clean image; leave seeds out"),
-        ({"seeds": 2, "threat": "adml", **FGSM}, "FGSM starts at the clean image; leave seeds out"),
+        ({"seeds": 2}, "this threat starts at the clean image; leave it out"),
+        ({"seeds": 2, "threat": "adml", **FGSM}, "FGSM starts at the clean image; leave it out"),
     ],
 )
 def test_bad_settings_are_one_clear_line(settings: Any, words: str) -> None:

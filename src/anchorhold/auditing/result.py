@@ -183,7 +183,7 @@ class Audit:
     def to_frame(self) -> "DataFrame":
         """All numbers as a pandas DataFrame, a row for each; pandas has to be installed.
 
-        `kind` is clean, attack, score or curve. `attack` is the column of the table, or the name of the metric or score.
+        `kind` is clean, attack, score or curve. `attack` is the column of the table, or the name of a metric or score.
         `before` and `after` are the values without and under attack. `low` and `high` are the 95 % interval.
         `std` is over random starts. Further columns are `protocol`, `eps` and `unit`. A curve has a row for each ε.
         Clean metrics are under `before`.
