@@ -112,7 +112,7 @@ def test_other_uses_are_refused(net: ah.Embedder, digits: Split, tmp_path: Path)
         stepped = ah.wrap(nn.Flatten(), before=lambda x: x, backward="identity")
         ah.fit(stepped, ah.dataset("digits"), "natural", tmp_path / "run", device="cpu")
     for method in ("cw", "fgsm"):
-        with pytest.raises(SettingsError, match="needs gradients, and this model gives none"):
+        with pytest.raises(SettingsError, match="needs gradients, and the model has none"):
             ah.audit(model, digits, method=method, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="no gradients to transfer from"):
         ah.audit(net, digits, strength="strong", surrogate=model, **QUICK)

@@ -96,7 +96,7 @@ def test_the_embedding_is_found(output: int | str | None, made: Callable[[Tensor
         (None, lambda f: "f", "returns a str without a tensor"),
         (None, lambda f: (None, "f"), "returns a tuple without a tensor"),
         (None, lambda f: {}, "returns a dict without a tensor"),
-        (None, lambda f: {"a": 1}, "returns no tensor; choose one"),
+        (None, lambda f: {"a": 1}, "returns no tensor; use ah.wrap"),
         (None, lambda f: {"a": f, "b": f[:, :2]}, "returns a (4, 6), b (4, 2); use ah.wrap(net, output='NAME')"),
         (None, lambda f: {"embedding": f, "features": f}, "use ah.wrap(net, output='NAME')"),
         ("c", lambda f: {"abc": f, "cd": f}, "no output 'c': the model returns a dict; did you mean cd?"),
