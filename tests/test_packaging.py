@@ -6,7 +6,9 @@ The wheel is built from the unpacked sdist, as an installer would do it. No netw
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
+import venv
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -85,6 +87,10 @@ def test_the_sdist_has_what_a_contributor_needs(sdist: Path) -> None:
     pages = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CITATION.cff", "LICENSE"}
     assert pages | {"pyproject.toml", "start", "constraints.txt", "tests/conftest.py", "docs/extending.md"} <= held
     assert os.access(sdist / "start", os.X_OK)
+    assert {"src/anchorhold/version.py", "examples", "benchmarks"} <= held | {name.partition("/")[0] for name in held}
+    assert {name for name in held if name.startswith("src/")} == {
+        f"src/anchorhold/{name}" for name in files_in(SOURCE) if "__pycache__" not in name
+    }
     assert not any(name.startswith(("results/", ".venv/", ".github/")) or "__pycache__" in name for name in held)
 
 
@@ -109,3 +115,28 @@ def test_the_installed_copy_runs_without_the_source(installed: Path, tmp_path: P
     assert {line.split()[0] for line in listed.splitlines()} == recipes
     rows = python("-m", "anchorhold", "recipes", "rows", "t6/cub", cwd=tmp_path, path=str(installed))
     assert "t6/cub" in rows
+
+
+def test_pip_installs_the_wheel_in_a_clean_environment_and_the_demo_runs(wheel: Path, tmp_path: Path) -> None:
+    home = tmp_path / "clean"
+    venv.create(home, with_pip=True, symlinks=True)
+    own = next(home.glob("lib/python*/site-packages"))
+    # What Anchorhold needs is found where it is installed, since no network may be there; Anchorhold itself is not.
+    (own / "needed.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ANCHORHOLD"))}
+
+    def done(*command: str) -> str:
+        made = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+        )
+        assert made.returncode == 0, made.stdout + made.stderr
+        return made.stdout
+
+    inside = str(home / "bin")
+    done(f"{inside}/python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    where = done(f"{inside}/python", "-c", "import anchorhold; print(anchorhold.__file__)").strip()
+    assert Path(where).is_relative_to(home)
+    assert done(f"{inside}/anchorhold", "--version").split() == ["anchorhold", __version__]
+    told = done(f"{inside}/anchorhold", "demo")
+    assert "natural" in told and "robust" in told
+    assert (tmp_path / "runs" / "demo" / "demo.json").is_file()

@@ -14,6 +14,7 @@ from torch import nn
 
 from .distributed import local_rank, neighbours, started
 from .errors import ModelError, RunError
+from .interface import argument, option
 
 __all__ = ["compiles", "computer_of", "computing", "device_named", "living_on", "precise", "repeatable"]
 
@@ -24,7 +25,7 @@ def device_named(name: str) -> torch.device:
     """The device for auto, cpu, cuda or cuda:N; auto is the GPU if there is one."""
     if started()[1] > 1 and name != "cpu" and torch.cuda.is_available():
         if name not in ("auto", "cuda"):
-            raise RunError(f"torchrun gives each rank its own GPU; leave out --device {name}")
+            raise RunError(f"torchrun gives each rank its own GPU; leave out {option('device', name)}")
         if local_rank() >= torch.cuda.device_count():
             gpus = torch.cuda.device_count()
             raise RunError(f"{neighbours()} ranks but {gpus} GPU{'s' * (gpus != 1)} here; start one rank per GPU")
@@ -34,12 +35,12 @@ def device_named(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RunError(f"no device {name!r}; --device takes auto, cpu, cuda or cuda:N") from None
+        raise RunError(f"no device {name!r}; {argument('device')} takes auto, cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
-        raise RunError(f"{name} is not supported; --device takes auto, cpu, cuda or cuda:N")
+        raise RunError(f"{name} is not supported; {argument('device')} takes auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise RunError(
-            "this CUDA device is not available; run `anchorhold doctor` to list devices, or use --device cpu"
+            f"this CUDA device is not available; `anchorhold doctor` lists devices; or use {option('device', 'cpu')}"
         )
     if device.index is not None and device.type == "cuda":
         torch.cuda.set_device(device)  # graphs are captured on the current one
@@ -76,7 +77,7 @@ def computing(name: str, device: torch.device) -> Callable[[], AbstractContextMa
 def compiles(wanted: str, precision: str, device: torch.device, image_steps: float) -> bool:
     """Whether to compile the attack steps: `wanted` is auto, on or off; `image_steps` is the expected work."""
     if wanted not in ("auto", "on", "off"):
-        raise RunError(f"compile must be auto, on or off, not {wanted!r}")
+        raise RunError(f"{argument('compile')} must be auto, on or off, not {wanted!r}")
     able = device.type == "cuda" and precision in ("auto", "bf16")
     if wanted == "on" and not able:
         raise RunError("compiling needs a GPU and bf16; leave compile at auto")

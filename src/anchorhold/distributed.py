@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .errors import AnchorholdError, RunError, from_environment
+from .interface import option
 
 __all__ = ["Ranks", "joined", "local_rank", "neighbours", "started"]
 
@@ -67,7 +68,7 @@ def _communicate(call: Callable[[], T]) -> T:
         reason = str(error).splitlines()[0][:200]
         raise RunError(
             f"rank {started()[0]} lost the other ranks: a process died or the network failed ({reason}); "
-            "to resume, start torchrun again with `resume` (or audit or embed with the same --out)"
+            f"to resume, start torchrun again with `resume` (or audit or embed with the same {option('out')})"
         ) from None
 
 

@@ -148,7 +148,7 @@ def named(thing: Any, origin: Origin, what: str = "") -> Named:
         return Named(_name_of(thing), thing)
     if thing.endswith(_OBJECT):
         key = what.removeprefix("defence.") or "loss"
-        raise RunError(f"{what} was given as an object, {thing}: give it again, ah.resume(…, own={{{key!r}: …}})")
+        raise RunError(f"{what} was given as an object, {thing}: give it again with ah.resume(…, own={{{key!r}: …}})")
     return Named(thing, imported(thing, origin))
 
 

@@ -37,8 +37,8 @@ def mine(
     Args:
         embeddings: (N, D), of any length; distances are between unit vectors.
         labels: (N,) numbers or names, in any order.
-        sampler: random, semihard, softhard, distance, hardest, or yours: a function of a `triplets.View` that returns
-            two tables (anchors, N) with the chance of each sample to be the positive and the negative.
+        sampler: random, semihard, softhard, distance, hardest, or yours. Yours is a function of a `triplets.View`.
+            It returns two tables (anchors, N): the chance of each sample to be the positive, and the negative.
         anchors: all images that have a positive; or half of each class, at least one, as training in pairs does.
         margin: how far beyond the positive a semihard negative may lie.
         lower: distance sampler: nearer negatives count as if at this distance.
@@ -53,7 +53,7 @@ def mine(
     numbers = numbered(labels).to(embeddings.device)
     if numbers.shape != (len(embeddings),):
         raise DataError(f"{len(embeddings)} embeddings and {len(numbers)} labels; give each embedding its label")
-    check(anchors in ("all", "half"), f"anchors {anchors!r}; there are: all, half")
+    check(anchors in ("all", "half"), f"anchors cannot be {anchors!r}; there are: all, half")
     key = Key.of(seed)("mine")
     found = mine_any(sampler, embeddings, numbers, key, half=anchors == "half", margin=margin, lower=lower, upper=upper)
     return found.anchor, found.positive, found.negative

@@ -294,7 +294,7 @@ def _pairs(embeddings: Tensor, labels: Tensor) -> int:
 
 def _stride(anchors: Anchors) -> int:
     """The distance between two anchors in the batch."""
-    check(anchors in ("even", "all"), f"anchors {anchors!r}; there are: even, all")
+    check(anchors in ("even", "all"), f"anchors cannot be {anchors!r}; there are: even, all")
     return 1 if anchors == "all" else 2
 
 

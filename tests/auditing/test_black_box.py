@@ -92,7 +92,7 @@ def test_what_a_function_may_take_and_return(net: ah.Embedder) -> None:
         (lambda x: x.astype(float), {}, "arrays=True"),
         (lambda x: 1 / 0, {}, "fails on images"),
         (7, {}, "a module or a function"),
-        (nn.Flatten(), {"arrays": True}, "arrays=True is for a function"),
+        (nn.Flatten(), {"arrays": True}, "arrays are for a function"),
         (lambda x: x, {"backward": "identity"}, "backward belongs to the step"),
         (lambda x: x, {"before": lambda x: x, "backward": "identity"}, "leave backward out"),
         (lambda x: x, {"before": 3}, "give a function from images"),
@@ -106,13 +106,13 @@ def test_wrong_functions_are_one_line(function: Any, options: dict[str, Any], me
 
 def test_other_uses_are_refused(net: ah.Embedder, digits: Split, tmp_path: Path) -> None:
     model = ah.wrap(Remote(net), gradients=False, arrays=True)
-    with pytest.raises(ModelError, match="gradients=False cannot be trained"):
+    with pytest.raises(ModelError, match="without gradients cannot be trained"):
         ah.fit(model, ah.dataset("digits"), "natural", tmp_path / "run", device="cpu")
     with pytest.raises(ModelError, match="leave before and backward out"):
         stepped = ah.wrap(nn.Flatten(), before=lambda x: x, backward="identity")
         ah.fit(stepped, ah.dataset("digits"), "natural", tmp_path / "run", device="cpu")
     for method in ("cw", "fgsm"):
-        with pytest.raises(SettingsError, match="needs gradients, and this model gives none"):
+        with pytest.raises(SettingsError, match="needs gradients, and the model has none"):
             ah.audit(model, digits, method=method, **QUICK)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="no gradients to transfer from"):
         ah.audit(net, digits, strength="strong", surrogate=model, **QUICK)

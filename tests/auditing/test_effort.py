@@ -39,8 +39,8 @@ def test_fgsm_is_one_step_whatever_the_budget(model: ah.Embedder) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "fgsm", "steps": 2}, "FGSM is one step of length ε: leave out steps"),
-        ({"method": "fgsm", "steps": 0}, "FGSM is one step of length ε: leave out steps"),
+        ({"method": "fgsm", "steps": 2}, "FGSM is one step of length ε: leave out steps="),
+        ({"method": "fgsm", "steps": 0}, "FGSM is one step of length ε: leave out steps="),
         ({"method": "fgsm", "alpha": 0.1}, "FGSM has no step size: leave out alpha"),
         ({"method": "cw", "alpha": 0.1}, "C&W has no step size: leave out alpha"),
         ({"method": "cw", "steps": -1}, "steps must not be negative"),

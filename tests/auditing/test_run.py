@@ -436,7 +436,7 @@ def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_p
         (Embedder("small", 16, channels=1, size=8, seed=1).double(), digits, {}, "model"),
     ]
     for other, data, changes, words in others:
-        with pytest.raises(RunError, match=f"with another {words}; give another --out, or delete .*/a/shards"):
+        with pytest.raises(RunError, match=f"with another {words}; give another out=, or delete .*/a/shards"):
             ah.audit(other, data, **{**one, **changes})
     ah.audit(model, digits, **{**one, "attacks": {"CA+": {"w": 2}}})
     with pytest.raises(RunError, match="another attack"):
@@ -773,8 +773,8 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"device": "tpu"}, "auto, cpu, cuda"),
         ({"threat": "amdl"}, "no threat is called 'amdl'; did you mean adml?"),
         ({"seeds": 0}, "seeds must be at least 1, got 0"),
-        ({"seeds": 2}, "this threat starts at the clean image; leave seeds out"),
-        ({"seeds": 2, "threat": "adml", **FGSM}, "FGSM starts at the clean image; leave seeds out"),
+        ({"seeds": 2}, "this threat starts at the clean image; leave it out"),
+        ({"seeds": 2, "threat": "adml", **FGSM}, "FGSM starts at the clean image; leave it out"),
     ],
 )
 def test_bad_settings_are_one_clear_line(settings: Any, words: str) -> None:

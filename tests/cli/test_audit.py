@@ -224,7 +224,7 @@ SAID = ("decoding", "are audited", "held in", "attacked: ", "does not record")  
         (["audit", "m.safetensors", *QUICK, "--threat", "admll"], "did you mean adml?"),
         (["attack", "m.safetensors", "7", *QUICK, "--threat", "x"], "choose from: adml, standard"),
         (["audit", "m.safetensors", *QUICK, "--threat", "adml", "--seeds", "0"], "seeds must be at least 1"),
-        (["audit", "m.safetensors", *QUICK, "--seeds", "5"], "seeds = 5 needs a random start"),
+        (["audit", "m.safetensors", *QUICK, "--seeds", "5"], "--seeds 5 needs a random start"),
         (["audit", "m.safetensors", *QUICK, "--protocol", "print"], "there are: published, corrected"),
         (["audit", "m.safetensors", *QUICK, "--method", "bim"], "there are: pgd, fgsm, cw"),
         (["audit", "m.safetensors", "--data", "photos", "--device", "cpu"], "(B, 1, H, W)"),

@@ -86,7 +86,7 @@ def test_a_folder_of_photographs(capsys: Any, monkeypatch: pytest.MonkeyPatch, t
         (["train", ".", "--set", "data.root=nowhere"], ". is the folder itself"),
         (["train", "digits", "--set", "data=3"], "data is a section"),
         (["train", "digits", "--set", "train=3", "--epochs", "1"], "train is a section"),
-        (["train", "digits", "--root", "nowhere"], "digits needs no files; leave out the root nowhere"),
+        (["train", "digits", "--root", "nowhere"], "digits needs no files; leave out --root"),
         (["train", __file__], "test_main.py is a file but not a .csv"),
         (["train", "digits", "--recipe", "hm", "--set", "defence.name=act"], "choose --recipe act"),
         (["train", "digits", "--epochs", "0"], "train.epochs must be at least 1"),

@@ -112,8 +112,8 @@ def test_overrides_that_make_no_sense(overrides: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "name", "words"),
     [
-        ("hm", "act", "^recipe hm sets defence.source, which defence.name=act does not have: choose --recipe act$"),
-        ("natural", "hardness", "recipe natural sets defence.sampler, .* choose --recipe hm or "),
+        ("hm", "act", "^recipe hm sets defence.source, which defence.name=act does not have: choose recipe=.act.$"),
+        ("natural", "hardness", "recipe natural sets defence.sampler, .* choose recipe=.hm. or "),
         ("natural", "own", r'choose a recipe of your own, with \[defence\] name = "own"$'),
     ],
 )

@@ -95,7 +95,7 @@ def test_cars_by_its_annotations(tmp_path: Path, kind: str, extension: str, inne
 
 
 def test_cars_without_what_it_needs_says_what_and_where_from(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"give the folder cars196 .*Stanford's page of Cars-196"):
+    with pytest.raises(DataError, match=r"give the folder cars196; .*Stanford's page of Cars-196"):
         dataset("cars")
     with pytest.raises(DataError, match=r"neither cars_annos\.mat nor cars_annos\.csv; .*Stanford's page"):
         dataset("cars", tmp_path)

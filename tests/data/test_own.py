@@ -133,7 +133,7 @@ def test_a_record_does_not_bring_it_in(here: Path) -> None:
     record.write_text(record.read_text().replace('"status": "done"', '"status": "training"'))
     (here / "imported").unlink()
     sys.modules.pop("flock")
-    with pytest.raises(RunError, match=r"names the code flock:birds.*--allow flock:birds"):
+    with pytest.raises(RunError, match=r"names the code flock:birds.*allow=\['flock:birds'\]"):
         ah.resume(run.path, device="cpu")
     assert not (here / "imported").exists()
     assert ah.resume(run.path, device="cpu", allow=["flock:birds"]).read_json()["status"] == "done"

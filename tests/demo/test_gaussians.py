@@ -99,7 +99,7 @@ def test_it_attacks_as_print_does_and_harder() -> None:
 def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "natural").mkdir()
     (tmp_path / "natural" / "run.json").write_text('{"schema": "anchorhold.run/1", "data": {"name": "digits"}}')
-    with pytest.raises(RunError, match="choose another --out"):
+    with pytest.raises(RunError, match="choose another out="):
         run_gaussians(tmp_path, side=4, report=Silent(), overrides=QUICK)
     with pytest.raises(SettingsError, match="at least 1"):
         run_gaussians(tmp_path, side=0, report=Silent())

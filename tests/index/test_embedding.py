@@ -196,7 +196,7 @@ def test_stopped_it_says_how_to_go_on_and_damage_is_done_again(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Parts, "keep", stop)
-    with pytest.raises(Interrupted, match="to resume, run the same command"):
+    with pytest.raises(Interrupted, match="to resume, do the same again with out="):
         embed(model, photos, tmp_path / "ix", batch=1, device="cpu")
     monkeypatch.setattr(Parts, "keep", keep)
     (tmp_path / "ix/.anchorhold-parts/000000.safetensors").write_bytes(b"torn")
@@ -211,9 +211,9 @@ def test_nothing_of_another_model_or_of_other_images_is_mixed_in(
 ) -> None:
     other, out = Embedder("small", 8, size=SIZE, seed=1), tmp_path / "ix"
     (photos / "b" / "009.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"cannot read b/009.png of .*photos: not an image; .*--on-bad-image skip"):
+    with pytest.raises(DataError, match=r"cannot read b/009.png of .*photos: not an image; .*on_bad_image=.skip"):
         embed(model, photos, out, batch=1, device="cpu")
-    with pytest.raises(RunError, match=r"was made with another model; choose another --out"):
+    with pytest.raises(RunError, match=r"was made with another model; choose another out="):
         embed(other, photos, out, batch=1, device="cpu")
     with pytest.raises(RunError, match=r"another crop, batch; choose"):
         embed(model, photos, out, batch=2, resize=18, crop=14, device="cpu")
@@ -444,7 +444,7 @@ def test_what_wrap_does_around_the_weights_is_part_of_the_digest(photos: Path, t
 def test_a_place_that_cannot_be_written_is_known_at_once(model: Embedder, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     report = Lines()
-    with pytest.raises(RunError, match=r"cannot create the folder .*file: it is a file; choose another --out"):
+    with pytest.raises(RunError, match=r"cannot create the folder .*file: it is a file; choose another out="):
         embed(model, photos, tmp_path / "file", device="cpu", report=report)
     assert not report.said
 
@@ -508,7 +508,7 @@ def test_an_index_that_was_tampered_with_is_one_line(model: Embedder, photos: Pa
     (out / "index.json").write_text(json.dumps(about))
     with pytest.raises(RunError, match=r"vectors.safetensors cannot be read"):
         list(Index(out).parts())
-    with pytest.raises(RunError, match="holds no index; make one with `anchorhold embed`"):
+    with pytest.raises(RunError, match=r"holds no index; make one with ah\.embed"):
         Index(photos)
 
 

@@ -118,7 +118,7 @@ def test_labels_are_shown_where_there_are_some(place: Path, tmp_path: Path) -> N
         ("photos/a/000.png", {"k": 0}, SettingsError, "k must be a whole number of at least 1"),
         ("photos/a/000.png", {"k": "a"}, SettingsError, "k must be a whole number of at least 1, got 'a'"),
         ("photos/a/000.png", {"backend": "fais"}, SettingsError, "choose exact or faiss"),
-        ("photos/a/000.png", {"model": "gone"}, ModelError, "give its new location with --model"),
+        ("photos/a/000.png", {"model": "gone"}, ModelError, "give its new location with model="),
     ],
 )
 def test_mistakes_are_one_line(place: Path, image: str, options: Any, error: type[Exception], words: str) -> None:

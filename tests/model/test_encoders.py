@@ -219,7 +219,7 @@ def test_an_audit_and_an_index_name_the_encoder(
     found = ah.search(index, query, 1, model=name, device="cpu").hits[0]
     assert found.id == "c2/3.png" and found.distance < 1e-3
     # A record alone does not load a model.
-    with pytest.raises(RunError, match=f"names the model {name}.*name it yourself: --model"):
+    with pytest.raises(RunError, match=f"names the model {name}.*name it yourself: model="):
         ah.search(index, query, device="cpu")
     with pytest.raises(ModelError, match="was made with model"):
         ah.search(index, query, model=f"transformers:{saved / 'siglip'}", device="cpu")

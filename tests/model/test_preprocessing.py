@@ -233,7 +233,7 @@ def test_the_library_and_the_command_attack_the_same_classes(
         assert everything.data["images"] == theirs["data"]["images"] == [100, 100]
         assert everything.data["query"] == theirs["data"]["query"] and theirs["settings"]["classes"] == "all"
         assert "including those that the model was trained on" in said and theirs["data"]["part"] in str(everything)
-    with pytest.raises(SettingsError, match="classes 'some'"):
+    with pytest.raises(SettingsError, match="classes cannot be 'some'"):
         ah.audit(ah.load(run), photos, classes="some", **QUICK)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="without splits"):
         ah.audit(ah.load(run), dataset("folder", photos), classes="all", **QUICK)

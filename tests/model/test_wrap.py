@@ -96,14 +96,14 @@ def test_the_embedding_is_found(output: int | str | None, made: Callable[[Tensor
         (None, lambda f: "f", "returns a str without a tensor"),
         (None, lambda f: (None, "f"), "returns a tuple without a tensor"),
         (None, lambda f: {}, "returns a dict without a tensor"),
-        (None, lambda f: {"a": 1}, "returns no tensor; choose one"),
-        (None, lambda f: {"a": f, "b": f[:, :2]}, "returns a (4, 6), b (4, 2); choose one with output='NAME'"),
-        (None, lambda f: {"embedding": f, "features": f}, "choose one with output='NAME'"),
+        (None, lambda f: {"a": 1}, "returns no tensor; use ah.wrap"),
+        (None, lambda f: {"a": f, "b": f[:, :2]}, "returns a (4, 6), b (4, 2); use ah.wrap(net, output='NAME')"),
+        (None, lambda f: {"embedding": f, "features": f}, "use ah.wrap(net, output='NAME')"),
         ("c", lambda f: {"abc": f, "cd": f}, "no output 'c': the model returns a dict; did you mean cd?"),
         ("c", lambda f: (f, f), "choose by number"),
         (2, lambda f: (f, f), "no output 2: the model returns a tuple with 2 numbered parts"),
         (0, lambda f: {"a": f}, "no output 0: the model returns a dict with 0"),
-        (0, lambda f: f, "one tensor (4, 6); leave out output=0"),
+        (0, lambda f: f, "one tensor (4, 6); leave output 0 out"),
         (0, lambda f: (3, f), "returns an int at 0"),
     ],
 )
@@ -424,7 +424,7 @@ def test_a_run_folder_or_a_saved_model(tmp_path: Path) -> None:
         assert torch.equal(loaded(images), model(images))
     resized = load_model(str(tmp_path), size=8).eval()
     torch.testing.assert_close(resized(torch.rand(2, 3, 16, 16)).norm(dim=1), torch.ones(2))
-    with pytest.raises(ModelError, match="has its own mean and std; leave out --mean and --std"):
+    with pytest.raises(ModelError, match="has its own mean and std; leave out mean= and std="):
         load_model(str(tmp_path), mean=MEAN, std=STD)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match=r"no model at .*finished run folder"):

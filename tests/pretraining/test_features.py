@@ -104,7 +104,7 @@ def test_lost_features_are_said_once(digits: ah.Dataset, tmp_path: Path, recipe:
         lost = name == "lost"
         assert all((r1 < at_first / 2) == lost for r1 in now)
         said = [text for text in heard.said if text.startswith("warning: by epoch 1 R@1 of the features fell from")]
-        assert len(said) == lost and all("defence.eps" in text and "--weights" in text for text in said)
+        assert len(said) == lost and all("defence.eps" in text and "start from that run" in text for text in said)
         assert [flag["name"] for flag in info.get("flags", [])] == ["features"] * lost
         page = write_training_page(run.path).read_text()
         assert ("The backbone has lost its features" in page) == lost

@@ -1,12 +1,16 @@
 """Runs and audits are found, paired where they belong together, and left out with a word where they are broken."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from anchorhold.errors import RunError
 from anchorhold.report.collect import Entry, collect
+from anchorhold.report.compare import value_of
+from anchorhold.report.compare_page import write_compare_page
+from anchorhold.report.tables import Estimate
 from tests.report.invented import a_run, an_audit, flat_rows
 
 
@@ -201,3 +205,42 @@ def test_a_bad_list_of_rows_is_one_line(tmp_path: Path, text: str, words: str) -
     (line,) = found.problems
     assert "rows.toml" in line and words in line and "\n" not in line
     assert [entry.row for entry in found.entries] == [""]
+
+
+def with_curve(path: Path, norm: str = "linf", eps: float = 8 / 255, r1: float = 12.5) -> None:
+    file = path / "audit.json"
+    audit = json.loads(file.read_text(encoding="utf-8"))
+    audit["settings"] |= {"norm": norm, "eps": eps}
+    audit["curve"] = {"protocol": "strong", "eps": [0.0, eps], "lines": {"R@1": [50.0, r1]}, "queries": 100}
+    file.write_text(json.dumps(audit), encoding="utf-8")
+
+
+def test_the_curve_of_a_smaller_audit_is_kept(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    an_audit(tmp_path / "a" / "full", queries=900)
+    with_curve(an_audit(tmp_path / "a" / "small", queries=100))
+    found = collect([tmp_path])
+    (entry,) = found.entries
+    assert entry.audit_at == tmp_path / "a" / "full" and not found.problems
+    assert entry.curved is not None and entry.curved.path == tmp_path / "a" / "small"
+    cell = value_of(entry, "r1_strong")
+    assert isinstance(cell, Estimate) and cell.value == 12.5
+
+
+def test_a_curve_of_another_threat_is_left_out(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    an_audit(tmp_path / "a" / "full", queries=900)
+    with_curve(an_audit(tmp_path / "a" / "small", queries=100), norm="l2", eps=0.5)
+    found = collect([tmp_path])
+    assert found.entries[0].curved is None and len(found.problems) == 1
+
+
+def test_the_page_draws_one_chart_for_each_norm(tmp_path: Path) -> None:
+    for name, norm, eps in (("a", "linf", 8 / 255), ("b", "l2", 0.5), ("c", "linf", 4 / 255)):
+        with_curve(an_audit(tmp_path / name), norm, eps)
+    page = write_compare_page(collect([tmp_path]).entries, tmp_path / "compare.html").read_text(encoding="utf-8")
+    heads = re.findall(r"<h2>(R@1 against ε[^<]*)</h2>", page)
+    assert sorted(heads) == [
+        "R@1 against ε under the strong attack (L2)",
+        "R@1 against ε under the strong attack (Linf)",
+    ]

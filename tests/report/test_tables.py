@@ -172,3 +172,13 @@ def test_a_link_is_written_from_where_the_table_will_lie(tmp_path: Path, monkeyp
     table = Table((Column("name", "run"),), ((Link("a", Path("results/a/run.json")),),))
     for beside, way in ((Path(), "results/a"), (Path("docs"), "../results/a"), (Path("results"), "a")):
         assert f"[a]({way}/run.json)" in render(table, "markdown", beside=beside)
+
+
+def test_latex_is_escaped_and_has_one_line_a_row() -> None:
+    columns = (Column("name", "run"), Column("r1", "R@1 at ε"), Column("empty", "none"))
+    rows = (("[a] 50% & b_c \\x{y}", Estimate(31.84, 30.0, 33.0), None), ("p~q^2 #1 $", None, None))
+    lines = render(Table(columns, rows, ("a note\nof two lines",)), "latex").splitlines()
+    assert lines[1:4] == [r"\begin{tabular}{lr}", r"\toprule", r"run & R@1 at $\varepsilon$ \\"]
+    assert lines[5] == r"{}[a] 50\% \& b\_c \textbackslash{}x\{y\} & 31.8 [30.0, 33.0] \\"
+    assert lines[6] == r"p\textasciitilde{}q\textasciicircum{}2 \#1 \$ & -- \\"
+    assert lines[7:] == [r"\bottomrule", r"\end{tabular}", "% a note of two lines"]

@@ -160,7 +160,7 @@ def test_published_rows_alone(tmp_path: Path) -> None:
     assert {"r1", "paper_r1", "rerun_r1", "ers_published", "paper_ers", "rerun_ers", "ers_corrected"} <= {*line}
     assert "[" not in render(table, "markdown").replace("HM[S, LGA]", "")  # the intervals are in the other table
     assert table.notes[0].startswith("reproduced: R@1 within 3 points")
-    with pytest.raises(RunError, match="no run here repeats a published row; train with --row"):
+    with pytest.raises(RunError, match="no run here repeats a published row; train with row=ROW"):
         published_table(collect([tmp_path / "b"]).entries)
 
 

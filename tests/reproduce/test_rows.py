@@ -252,7 +252,7 @@ def test_a_row_is_of_its_data_set_and_its_start() -> None:
     with pytest.raises(SettingsError, match="hm/t6/cars/hm-lga-8 is a row for cars, not cub: train on cars, or"):
         check_row(cars, built(cars, "data.name=cub"))
     check_row(cars, built(cars, "data.name=folder"))  # a method may be borrowed
-    with pytest.raises(SettingsError, match=r"adversarially trained weights; give yours with --weights .*ε = 4/255"):
+    with pytest.raises(SettingsError, match=r"adversarially trained weights; give yours with weights= .*ε = 4/255"):
         check_row(robust, built(robust, "model.weights=imagenet"))
     plain = row_named("robust-init/a4/cub/hm-lga-32-init-0")
     check_row(plain, built(plain, "model.weights=imagenet"))

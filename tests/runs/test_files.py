@@ -139,7 +139,7 @@ def test_running_out_of_memory_is_no_bad_image(
     monkeypatch.setattr("anchorhold.index.embedding.pixels_of", full)
     monkeypatch.setattr("anchorhold.index.searching.pixels_of", full)
     root = photos(tmp_path / "photos")
-    with pytest.raises(RunError, match=r"out of memory.*data\.store=stream") as caught:
+    with pytest.raises(RunError, match=r"out of memory.*data\.store.: .stream") as caught:
         decode(dataset("folder", root).train, 8, on_bad_image=policy)
     assert "on-bad-image" not in str(caught.value) and ".png" in str(caught.value)
     with pytest.raises(MemoryError):

@@ -19,7 +19,7 @@ def test_a_run_folder_is_not_overwritten_unasked(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {"status": "training"})
     Run.create(tmp_path, {"status": "training"})  # nothing was saved yet, so nothing is lost
     run.save({"w": torch.ones(1)}, {"step": 0})
-    with pytest.raises(RunError, match="anchorhold resume"):
+    with pytest.raises(RunError, match=r"ah\.resume"):
         Run.create(tmp_path, {})
     Run.create(tmp_path, {"status": "new"}, replace=True)
     assert Run(tmp_path).read_json()["status"] == "new"

@@ -33,7 +33,7 @@ def at_most(size: int) -> Iterator[None]:
 def test_a_checkpoint_over_the_limit_of_file_sizes_is_one_line_and_the_last_one_stays(tmp_path: Path) -> None:
     run = Run.create(tmp_path, {})
     run.save({"w": torch.ones(1)}, {"step": 1})
-    with at_most(4096), pytest.raises(RunError, match=r"last\.safetensors .*ulimit -f.* resume"):
+    with at_most(4096), pytest.raises(RunError, match=r"last\.safetensors .*ulimit -f.*resume"):
         run.save({"w": torch.zeros(4096)}, {"step": 2})
     assert (run.load() or ({}, {}))[1] == {"step": 1}
     assert {each.name for each in tmp_path.iterdir()} == {"run.json", "last.safetensors"}

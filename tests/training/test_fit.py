@@ -157,7 +157,7 @@ def test_a_model_of_your_own(digits: ah.Dataset, tmp_path: Path) -> None:
     run = ah.fit(model, digits, "natural", tmp_path / "run", overrides=with_(train={"epochs": 1}), device="cpu")
     assert run.read_json()["settings"]["model"]["backbone"] == "mlp"
     assert not torch.equal(before, model.head.weight)
-    with pytest.raises(RunError, match="anchorhold resume"):
+    with pytest.raises(RunError, match=r"ah\.resume"):
         ah.fit(model, digits, "natural", tmp_path / "run", device="cpu")
 
 
@@ -290,7 +290,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     fit(digits, tmp_path / "alone", "natural")
     with monkeypatch.context() as patch:
         interrupting_natural(patch)
-        with pytest.raises(Interrupted, match=r"step 30; to resume: anchorhold resume"):
+        with pytest.raises(Interrupted, match=r"step 30; to resume: ah\.resume"):
             fit(digits, tmp_path / "run", "natural", train={"checkpoint_seconds": 999})
     assert _run(tmp_path / "run").read_json()["status"] == "interrupted"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # handlers are put back

@@ -115,7 +115,7 @@ def test_a_killed_run_ends_as_one_that_was_left_alone(
     dying.undo()
     whole = fit(digits, tmp_path / "whole", recipe, defence, **more)
     torch.rand(3)
-    with pytest.raises(RunError, match=f"--allow {PML}{loss}"):
+    with pytest.raises(RunError, match=rf"allow=\['{PML}{loss}'\]"):
         ah.resume(tmp_path / "cut", data=digits, device="cpu")
     ah.resume(tmp_path / "cut", data=digits, device="cpu", allow=[f"{PML}{loss}"])
     wanted, found = tensors(whole), tensors(Run(tmp_path / "cut"))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import check
+from ..interface import argument
 from ..perturb.ball import Ball
 from ..perturb.square import proposals
 from ..random import Key
@@ -95,14 +96,16 @@ def attack_lists(
 
     For `recall` a sample whose first id is wrong takes no more queries. Moves are functions of `key` and `ids` (N,).
     """
-    check(queries >= 1, f"queries must be at least 1, got {queries}")
-    check(goal in GOALS, f"goal {goal!r}; there are: {', '.join(GOALS)}")
+    check(queries >= 1, f"{argument('queries')} must be at least 1, got {queries}")
+    check(goal in GOALS, f"{argument('goal')} cannot be {goal!r}; there are: {', '.join(GOALS)}")
     check(images.ndim == 4, f"images have shape {tuple(images.shape)}; give (N, C, H, W)")
     ball.admit(images)
     everyone = torch.arange(len(images), device=images.device)
     clean_list = lists.without_own(search(images), everyone)
     wanted = clean_list[:, :ORDERED].flip(1)
-    check(goal != "order" or wanted.shape[1] >= 2, "the goal order needs lists of at least 2 ids: raise k")
+    check(
+        goal != "order" or wanted.shape[1] >= 2, f"the goal order needs lists of at least 2 ids: raise {argument('k')}"
+    )
 
     def value(found: Tensor, rows: Tensor) -> Tensor:
         if goal == "order":

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import check, nearest
+from ..interface import argument
 from .goal import Goal, ProtocolName
 from .label import LabelAttack
 from .mismatch import MismatchAttack
@@ -34,7 +35,10 @@ def _maker(name: str, kind: Callable[..., Goal], **settings: Any) -> Callable[..
     """A factory of goals; in the published protocol they have the defects of `DEFECTS`."""
 
     def make(protocol: ProtocolName, **changes: Any) -> Goal:
-        check(protocol in ("published", "corrected"), f"protocol {protocol!r}; there are: published, corrected")
+        check(
+            protocol in ("published", "corrected"),
+            f"{argument('protocol')} cannot be {protocol!r}; there are: published, corrected",
+        )
         wrong = dict.fromkeys(DEFECTS.get(name, ()), True) if protocol == "published" else {}
         return kind(protocol=protocol, **(wrong | settings | changes))
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, check
+from ..interface import argument
 from ..model.frozen import Embed, embed_all
 from ..perturb.ascend import ascend
 from ..perturb.ball import Ball
@@ -145,7 +146,7 @@ def attack(
     """
     samples = scene.clean(goal.side)
     _check_samples(samples, goal, images, ids, targets)
-    check(batch >= 1, f"batch must be at least 1, got {batch}")
+    check(batch >= 1, f"{argument('batch')} must be at least 1, got {batch}")
     key, budget = key or Key.of(0), goal.prepare(budget)
     look_back = look_back or goal.looks_back
     check(

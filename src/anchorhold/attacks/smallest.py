@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..device import precise
 from ..errors import SettingsError, check
+from ..interface import argument
 from ..model.frozen import embed_all
 from ..perturb.cw import bracketed_eps
 from ..perturb.settings import Budget
@@ -55,7 +56,7 @@ def smallest_attacks(
         searches: halvings. The bracket is highest/2^searches wide.
     """
     check(highest > 0, f"the search needs an upper end above 0, got {highest:g}")
-    check(1 <= searches <= 40, f"searches must be from 1 to 40, got {searches}")
+    check(1 <= searches <= 40, f"{argument('searches')} must be from 1 to 40, got {searches}")
     goal, ids = attack.goal, ids.to(attack.scene.gallery.device)
     aims, best = goal.targets(attack.scene, ids, attack.key), images.clone()
     clean, cost = attack.scene.clean(goal.side)[ids], [0, 0]

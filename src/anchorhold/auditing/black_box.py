@@ -3,6 +3,7 @@
 from torch import nn
 
 from ..errors import check
+from ..interface import argument
 from ..model.no_gradients import gives_gradients
 from ..perturb.settings import VALUES_ONLY
 
@@ -14,7 +15,7 @@ def usable(model: nn.Module, method: str) -> str:
     if not gives_gradients(model):
         check(
             method in ("pgd", *VALUES_ONLY),
-            f"method {method!r} needs gradients, and this model gives none: use {' or '.join(VALUES_ONLY)}",
+            f"{argument('method')} {method!r} needs gradients, and the model has none: use {' or '.join(VALUES_ONLY)}",
         )
         return "square" if method == "pgd" else method
     return method

@@ -17,6 +17,7 @@ from ..data.own import is_own
 from ..data.splits import Dataset
 from ..data.trained import TrainedOn
 from ..errors import DataError, check
+from ..interface import argument, option, worded
 from ..model.wrap import Victim
 from .in_memory import Classes, Part, part_in_memory
 
@@ -42,7 +43,7 @@ def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen",
     its record tells which these are. All classes where it does not, or where `classes` is "all". A data set is used
     unchanged: its test split is attacked. PIL images are brought to `side`.
     """
-    check(classes in ("unseen", "all"), f"classes {classes!r}; there are: unseen, all")
+    check(classes in ("unseen", "all"), f"{argument('classes')} cannot be {classes!r}; there are: unseen, all")
     known = [trained for trained in map(_trained_on, models) if trained is not None]
     data = dataset(data) if is_own(data) or (isinstance(data, str) and data in DATASETS) else data
     place = Path(data).expanduser() if isinstance(data, str | Path) else None
@@ -56,7 +57,7 @@ def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen",
         return Part(own, f"the classes of {name} that the model was not trained on", _on_held_out(own, known))
     check(
         classes == "unseen" or not isinstance(data, Dataset | str | Path),
-        "classes = all is for data without splits; these data have a test split, which is attacked",
+        f"{option('classes', 'all')} is for data without splits; these data have a test split, which is attacked",
     )
     if isinstance(data, Dataset):
         held = f"the last {data.held_out} training classes" if data.held_out else "the test split"
@@ -115,7 +116,8 @@ def _on_held_out(data: Dataset, known: Iterable[TrainedOn]) -> tuple[str, ...]:
         elif trained.held_out and not data.held_out:
             notes.append(
                 f"this audits the test split, not the {trained.held_out} classes that training held out; "
-                f"for those: --held-out {trained.held_out}, or ah.dataset(…, held_out={trained.held_out})"
+                "for those: "
+                + worded(f"--held-out {trained.held_out}", f"ah.dataset(…, held_out={trained.held_out})")
             )
     return tuple(dict.fromkeys(notes))
 

@@ -92,7 +92,9 @@ def zero_gradient(probe: Probe) -> Flag | None:
     alike = len(alive) >= 8 and bool(((alive * alive[0]).sum(1).abs() == alive[0].abs().sum()).all())
     blind = 0.0 if not len(signs) else 1.0 if alike else 1 - len(alive) / len(signs)
     if blind > FEW:
-        advice = "name the step that hides them, ah.wrap(…, before=…, backward=…), or give gradients=False"
+        advice = (
+            "name the step that hides them with ah.wrap(…, before=…, backward=…), or use ah.wrap(…, gradients=False)"
+        )
         said = f"{blind:.0%} of the input gradients are zero or the same for every image: {advice}"
         return Flag("zero-gradient", said, blind, FEW)
     return None

@@ -23,6 +23,7 @@ from ..device import device_named, living_on
 from ..errors import AnchorholdError, DataError, ModelError, check, lacks_memory
 from ..extensions import kind_of, reason_of
 from ..geometry import retrieve
+from ..interface import argument
 from ..model.chunked import chunked
 from ..model.frozen import embed_images, frozen
 from ..model.wrap import as_victim
@@ -120,10 +121,10 @@ def attack_list(
     >>> found.curve[0][0], found.curve[-1][0] <= 20
     (1, True)
     """
-    check(k >= 1, f"k must be at least 1, got {k}")
-    check(queries >= 1, f"queries must be at least 1, got {queries}")
+    check(k >= 1, f"{argument('k')} must be at least 1, got {k}")
+    check(queries >= 1, f"{argument('queries')} must be at least 1, got {queries}")
     check(batch >= 1, f"batch must be at least 1, got {batch}")
-    check(limit >= 0, f"limit must not be negative, got {limit}; 0 attacks all")
+    check(limit >= 0, f"{argument('limit')} must not be negative, got {limit}; 0 attacks all")
     chosen = threat_of(threat, eps)
     check(
         not isinstance(threat, Threat) or (threat.steps is None and threat.alpha is None and threat.start == "zero"),
@@ -142,7 +143,7 @@ def attack_list(
     material = prepare(data, model or nn.Identity(), where, report, resize, crop)
     size = len(material.gallery_labels)
     alone = bool((material.own >= 0).any())
-    check(k > alone, "the gallery holds the queries' own images, which do not count: set k to 2 or more")
+    check(k > alone, f"the gallery holds the queries' own images, which do not count: set {argument('k')} to 2 or more")
     check(k <= size, f"k = {k} is more than the {size} images of the gallery")
     ids = sample(material.labels, limit, key("sample"))
     settings = {
@@ -232,7 +233,7 @@ class _Checked:
         else:
             place = int(each) if isinstance(each, int | np.integer) and 0 <= each < self._size else None
         if place is None:
-            known = f"a position from 0 to {self._size - 1}, or give names=" if self._places is None else "one of names"
+            known = f"a position from 0 to {self._size - 1}, or give names" if self._places is None else "one of names"
             raise ModelError(f"the search function returns the id {each!r}, which is not {known}")
         return place
 

@@ -20,6 +20,7 @@ from ..data.store import centre_crop, decode
 from ..device import device_named, living_on
 from ..errors import DataError, check
 from ..geometry import Retrieved
+from ..interface import option
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
 from ..model.wrap import as_victim
@@ -49,7 +50,9 @@ class Single:
 
     def __str__(self) -> str:
         lines = [self.about, *(f"{name}: {_change(name, *pair)}" for name, pair in self.measures.items())]
-        lines += [f"{name}: –, needs the class of the image: give --class" for name in self.unknown]
+        lines += [
+            f"{name}: –, needs the class of the image: give {option('label', command='class')}" for name in self.unknown
+        ]
         for when, items in (("before", self.before), ("after", self.after)):
             lines += ["", f"{when:>6}  {'class':24}  {'distance':>8}  file"]
             lines += [f"{rank:>6}  {c[:24]:24}  {d:>8.4f}  {name}" for rank, (c, name, d) in enumerate(items, start=1)]
@@ -184,7 +187,7 @@ def staged(
                 label = classes[int(material.gallery.split.labels[gallery])]
             check(
                 bool(label) or wish.name not in ("LTM", "GTM", "nearest", "margin"),
-                f"{wish.name} needs the class of {name}: give it with --class",
+                f"{wish.name} needs the class of {name}: give it with {option('label', command='class')}",
             )
             check(not label or label in classes, f"the gallery has no class {label!r}; it has {', '.join(classes[:8])}")
             labels = torch.tensor([classes.index(label) if label else -1], device=where)

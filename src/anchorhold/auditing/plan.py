@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, Literal
 
 from ..attacks.goal import Goal
@@ -11,6 +11,7 @@ from ..attacks.own import maker_of
 from ..attacks.recall import EmbeddingShift
 from ..attacks.run import fgsm
 from ..errors import check
+from ..interface import argument, option
 from ..perturb.ball import Ball
 from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method
@@ -74,15 +75,28 @@ class AuditSettings:
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
         methods = ("pgd", "fgsm", "cw", *VALUES_ONLY)
-        check(self.method in methods, f"method {self.method!r}; there are: {', '.join(methods)}")
-        check(self.strength in ("standard", "strong"), f"strength {self.strength!r}; there are: standard, strong")
+        check(
+            self.method in methods,
+            f"{argument('method')} cannot be {self.method!r}; there are: {', '.join(methods)}",
+        )
+        check(
+            self.strength in ("standard", "strong"),
+            f"{argument('strength')} cannot be {self.strength!r}; there are: standard, strong",
+        )
         most = 1.0 if self.norm == "linf" else math.inf
-        check(not self.epsilons or self.ball.eps > 0, "without ε or steps there is no curve: leave it out")
-        check(all(0 < e <= most for e in self.epsilons), "each ε of a curve must be above 0 and, for Linf, at most 1")
+        check(
+            not self.epsilons or self.ball.eps > 0,
+            f"without ε or steps there is no curve: leave out {option('epsilons', command='curve')}",
+        )
+        check(
+            all(0 < e <= most for e in self.epsilons),
+            f"each ε of {argument('epsilons', 'curve')} must be above 0 and, for Linf, at most 1",
+        )
         check(
             (self.strength == "standard" and not self.epsilons)
             or ("corrected" in self.protocols and self.method in ("pgd", *VALUES_ONLY)),
-            "the strong audit and curves start with PGD in the corrected protocol: leave method and protocols out",
+            "the strong audit and curves start with PGD in the corrected protocol: "
+            f"leave out {option('method')} and {option('protocols', command='protocol')}",
         )
         twofold = [name for name in self.attacks if name in ("SPQA+", "SPQA-")]
         check(
@@ -90,17 +104,20 @@ class AuditSettings:
             f"{', '.join(twofold)}: the strong audit keeps the worst of one measure, and this attack has two aims; "
             "leave it out there",
         )
-        check(self.precision in ("auto", "fp32", "bf16"), f"precision {self.precision!r}; there are: auto, fp32, bf16")
-        check(self.limit >= 0, f"limit must not be negative, got {self.limit}; 0 attacks all")
-        check(self.batch >= 1, f"batch must be at least 1, got {self.batch}")
+        check(
+            self.precision in ("auto", "fp32", "bf16"),
+            f"{argument('precision')} cannot be {self.precision!r}; there are: auto, fp32, bf16",
+        )
+        check(self.limit >= 0, f"{argument('limit')} must not be negative, got {self.limit}; 0 attacks all")
+        check(self.batch >= 1, f"{argument('batch')} must be at least 1, got {self.batch}")
         check(self.resamples >= 1, f"resamples must be at least 1, got {self.resamples}")
-        check(self.seeds >= 1, f"seeds must be at least 1, got {self.seeds}")
+        check(self.seeds >= 1, f"{argument('seeds')} must be at least 1, got {self.seeds}")
         _, start = self.ball, self.budget.start  # they check the rest
         who = f"{self.method.upper()} starts" if self.method != "pgd" else "this threat starts"
         check(
             self.seeds == 1 or start == "random",
-            f"seeds = {self.seeds} needs a random start, but {who} at the clean image; leave seeds out, "
-            "or use PGD with a random start, such as threat adml",
+            f"{option('seeds', self.seeds)} needs a random start, but {who} at the clean image; leave it out, "
+            f"or use PGD with a random start, such as {option('threat', 'adml')}",
         )
 
     @property
@@ -135,9 +152,10 @@ def effort(method: str, threat: Threat | str, eps: float | None, alpha: float | 
         return threat_of(threat, eps, alpha, steps)
     if isinstance(threat, Threat):
         alpha, steps = threat.alpha if alpha is None else alpha, threat.steps if steps is None else steps
-    check(alpha is None, f"{named} has no step size: leave out alpha, or use the method pgd")
+    check(alpha is None, f"{named} has no step size: leave out {option('alpha')}, or use {option('method', 'pgd')}")
     check(
-        method != "fgsm" or steps in (None, 1), "FGSM is one step of length ε: leave out steps, or use the method pgd"
+        method != "fgsm" or steps in (None, 1),
+        f"FGSM is one step of length ε: leave out {option('steps')}, or use {option('method', 'pgd')}",
     )
     known = replace(threat_of(threat, eps), start="zero")
     if method == "fgsm":
@@ -160,6 +178,13 @@ def curve_levels(
     return tuple(sorted(set(epsilons)))
 
 
+def _takes(goal: Goal) -> str:
+    """The end of an error about the settings of an attack: those that are numbers."""
+    values = asdict(goal) if is_dataclass(goal) and not isinstance(goal, type) else {}
+    numbers = [key for key, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    return f"it has {', '.join(numbers)}" if numbers else "leave them out"
+
+
 def runs_of(
     settings: AuditSettings, chosen: Mapping[str, Mapping[str, Any]], own: Mapping[str, Goal] | None = None
 ) -> list[AttackRun]:
@@ -172,7 +197,7 @@ def runs_of(
             try:
                 goal = make(protocol, **changes)
             except TypeError:
-                check(False, f"{name} has no such settings: {', '.join(changes)}")
+                check(False, f"{name} has no such settings: {', '.join(changes)}; {_takes(make(protocol))}")
                 raise
             if isinstance(goal, EmbeddingShift) and goal.looks_back and not settings.steps_back:
                 goal = replace(goal, distance=False)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, lacks_memory
+from ..interface import option
 from ..runs.files import regular
 from ..runs.locks import tidy
 from ..runs.writing import atomic
@@ -87,7 +88,7 @@ def read_receipts(place: Path) -> dict[str, Any]:
     try:
         told = json.loads(regular(path).read_text(encoding="utf-8"), parse_constant=_no_number)
     except FileNotFoundError:
-        raise RunError(f"no receipts in {place}; `anchorhold audit … --strength strong` writes them") from None
+        raise RunError(f"no receipts in {place}; an audit with {option('strength', 'strong')} writes them") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"cannot read {path} ({error}): get an intact copy") from None
     if not isinstance(told, dict) or told.get("schema") != SCHEMA:

@@ -183,9 +183,10 @@ class Audit:
     def to_frame(self) -> "DataFrame":
         """All numbers as a pandas DataFrame, a row for each; pandas has to be installed.
 
-        Columns: kind (clean, attack, score or curve), protocol, attack (its column in the table, or the name of the
-        metric or score), eps, before and after the attack, low and high (the 95 % interval), std (over random starts)
-        and unit. A curve has a row for each ε. Clean metrics are under `before`.
+        `kind` is clean, attack, score or curve. `attack` is the column of the table, or the name of a metric or score.
+        `before` and `after` are the values without and under attack. `low` and `high` are the 95 % interval.
+        `std` is over random starts. Further columns are `protocol`, `eps` and `unit`. A curve has a row for each ε.
+        Clean metrics are under `before`.
         """
         return frame_of(frame_rows(self), COLUMNS)
 

@@ -25,6 +25,7 @@ from ..console import Report, Silent, duration
 from ..device import compiles, computer_of, computing, device_named, living_on, repeatable
 from ..distributed import joined
 from ..errors import Interrupted, check
+from ..interface import argument, option
 from ..model.frozen import frozen
 from ..model.no_gradients import gives_gradients
 from ..model.preprocessing import preprocessing_of
@@ -147,13 +148,16 @@ def audit(
         classes=classes,
         norm=threat.norm,
     )
-    check(surrogate is None or strength == "strong", "a second model needs strength = strong")
-    check(surrogate is None or gives_gradients(surrogate), "the second model gives no gradients to transfer from")
+    check(surrogate is None or strength == "strong", f"a surrogate needs {option('strength', 'strong')}")
+    check(
+        surrogate is None or gives_gradients(surrogate),
+        "the surrogate gives no gradients to transfer from; choose another",
+    )
     check_until(until, None if attacks is None else chosen)
     runs, where = runs_of(settings, chosen, own), device_named(device)
     check(
         not settings.epsilons or any(task.name == "recall" for task in tasks(runs)),
-        "a curve over ε is of R@1: add margin to the attacks, or leave the curve out",
+        f"a curve over ε is of R@1: add margin to the attacks, or leave out {option('epsilons', command='curve')}",
     )
     ranks = joined(where)
     report = report if report and ranks.first else Silent()
@@ -194,11 +198,14 @@ def audit(
 
 def _check_place(out: str | Path | None, strength: str) -> None:
     """Refuse an output folder where other results would be lost."""
-    check(out is None or not os.path.isfile(out), f"{out} is a file, and an audit needs a folder: choose another --out")
+    check(
+        out is None or not os.path.isfile(out),
+        f"{out} is a file, and an audit needs a folder: choose another {option('out')}",
+    )
     check(
         out is None or strength == "strong" or not os.path.isdir(Path(out) / "receipts"),
-        f"{out} holds a strong audit with receipts, which this audit would invalidate: use strength = strong, "
-        "or choose another --out",
+        f"{out} holds a strong audit with receipts, which this audit would invalidate: "
+        f"use {option('strength', 'strong')}, or choose another {option('out')}",
     )
 
 
@@ -207,13 +214,16 @@ def _chosen(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Goal]]:
     """Attacks by name, each with the settings that are changed, and those that were given as objects."""
     given = [attacks] if isinstance(attacks, str | Goal) else attacks
-    check(given is None or len(given) > 0, "attacks is empty: name some, such as CA+ and ES, or leave it out")
+    check(
+        given is None or len(given) > 0,
+        f"{argument('attacks')} is empty: name some, such as CA+ and ES, or leave it out",
+    )
     if isinstance(given, Mapping):
         return {name: dict(changes) for name, changes in given.items()}, {}
     named = [each() if isinstance(each, type) else each for each in given or NINE]
     own = {each.name: each for each in named if isinstance(each, Goal)}
     names = [each.name if isinstance(each, Goal) else each for each in named]
-    check(len(set(names)) == len(names), f"attacks names one twice: {', '.join(names)}")
+    check(len(set(names)) == len(names), f"{argument('attacks')} names one twice: {', '.join(names)}")
     return {name: {} for name in names}, own
 
 
@@ -325,4 +335,4 @@ def _resumable(out: str | Path | None) -> Iterator[None]:
     except KeyboardInterrupt:
         if out is None:
             raise
-        raise Interrupted(f"stopped; run the same audit with --out {out} to resume") from None
+        raise Interrupted(f"stopped; to resume, run the same audit with {option('out', str(out))}") from None

@@ -9,6 +9,7 @@ from ..columns import ERS_COLUMNS
 from ..console import Report
 from ..distributed import started
 from ..errors import check
+from ..interface import argument, option
 from .result import Audit
 
 __all__ = ["audit_until", "check_until"]
@@ -16,13 +17,13 @@ __all__ = ["audit_until", "check_until"]
 
 def check_until(until: float | None, attacks: Iterable[str] | None) -> None:
     """Refuse `until` where these attacks (None: all of ERS) do not give ERS."""
-    check(until is None or until > 0, f"until must be above 0 points, got {until}")
+    check(until is None or until > 0, f"{argument('until')} must be above 0 points, got {until}")
     known = None if attacks is None else set(attacks)
     missing = [] if known is None else sorted({name.split(":")[0] for name in ERS_COLUMNS} - known)
     check(
         until is None or not missing,
-        f"until needs ERS and so all nine attacks; {', '.join(missing)} "
-        f"{'is' if len(missing) == 1 else 'are'} missing: leave attacks out",
+        f"{argument('until')} needs ERS and so all nine attacks; {', '.join(missing)} "
+        f"{'is' if len(missing) == 1 else 'are'} missing: leave out {option('attacks')}",
     )
 
 
@@ -44,7 +45,9 @@ def audit_until(
         places += [] if out is None else [Path(out) / f"queries-{limit}"]
         found = once(limit, places[-1] if places else None)
         score = list(found.protocols.values())[-1].ers
-        check(score is not None, "until needs ERS and so all nine attacks: leave attacks out")
+        check(
+            score is not None, f"{argument('until')} needs ERS and so all nine attacks: leave out {option('attacks')}"
+        )
         assert score is not None
         half = (score.high - score.low) / 2
         if half <= until or limit == total:

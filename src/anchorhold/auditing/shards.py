@@ -20,6 +20,7 @@ from torch import Tensor
 from ..data.images import Images
 from ..distributed import Ranks
 from ..errors import RunError
+from ..interface import option
 from ..runs.fields import field, parsed
 from ..runs.locks import tidy
 from ..runs.sealed import check_seal, save_sealed
@@ -155,7 +156,7 @@ class Shards:
             assert self.folder is not None
             raise RunError(
                 f"{self.folder.parent} holds rows of another audit, with another {', '.join(changed)}; "
-                f"give another --out, or delete {self.folder}"
+                f"give another {option('out')}, or delete {self.folder}"
             )
 
 

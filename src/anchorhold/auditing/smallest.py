@@ -16,6 +16,7 @@ from ..attacks.smallest import smallest_attacks
 from ..columns import pixel_fraction
 from ..console import Report
 from ..errors import check
+from ..interface import option
 from ..model.frozen import embed_all
 from ..perturb.methods import METHODS
 from ..perturb.settings import VALUES_ONLY, Budget, Threat
@@ -110,7 +111,7 @@ def smallest_perturbation(
     linf = not isinstance(threat, Threat) or threat.norm == "linf"
     threat = effort(way, threat, HIGHEST if eps is None and linf else eps, alpha, steps)
     share, many = threat.step / threat.eps if threat.eps else 0.0, threat.budget_steps
-    check(many > 0, "without steps no attack succeeds: leave out steps, or give 1 or more")
+    check(many > 0, f"without steps no attack succeeds: leave out {option('steps')}, or give 1 or more")
 
     def budget_at(radius: float) -> Budget:
         if way in ("cw", *VALUES_ONLY):
@@ -123,7 +124,9 @@ def smallest_perturbation(
     with staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report)) as there:
         if there.number is None:
             known = bool(there.label) or wish.name not in _NEED_CLASS
-            check(known, f"{wish.name} needs the class of {there.name}: give it with --class")
+            check(
+                known, f"{wish.name} needs the class of {there.name}: give it with {option('label', command='class')}"
+            )
         key, find = Key.of(seed)("audit"), METHODS["pgd" if way == "fgsm" else way]
         attack = Attack(
             there.embed, there.scene, wish, threat.ball, budget_at(threat.eps), key, find, look_back=wish.looks_back

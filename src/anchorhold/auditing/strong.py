@@ -377,5 +377,5 @@ def additions(
 
 
 def _code(goal: Goal) -> str:
-    """Where an attack of the user's comes from, for whoever verifies it; nothing is imported by this name."""
+    """Where an attack of the user's comes from, for the person who verifies it; nothing is imported by this name."""
     return f"{type(goal).__module__}:{type(goal).__qualname__}"

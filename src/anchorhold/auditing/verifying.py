@@ -25,6 +25,7 @@ from ..data.datasets import dataset
 from ..data.splits import Dataset
 from ..device import device_named, living_on, precise
 from ..errors import DataError, RunError, brief, check
+from ..interface import worded
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
 from ..model.preprocessing import preprocessing_of
@@ -289,7 +290,7 @@ def _maker(place: Path, how: Mapping[str, Any], makers: Mapping[str, Maker]) -> 
         told = f" ({shown(code)})" if isinstance(code, str) else ""
         raise RunError(
             f"{place / 'receipts.json'}: no attack is called {brief(attack)} here{told}, and code named in a file is "
-            "not run; if you trust it, name it yourself: anchorhold verify … --allow module:thing"
+            f"not run; if you trust it, name it yourself with {worded('--allow module:thing', 'allow=[…]')}"
         )
     return partial(goal_named, attack)
 

@@ -8,7 +8,7 @@ import typer
 from .app import app
 
 
-@app.command()
+@app.command(example="anchorhold settings --recipe hm-lga")
 def settings(
     pattern: Annotated[str, typer.Argument(help="Only settings with this text in key or meaning; * matches all")] = "",
     recipe: Annotated[str, typer.Option(help="Show the values of this recipe, a name or a TOML file")] = "",
@@ -16,7 +16,7 @@ def settings(
     data: Annotated[str, typer.Option(help="With --recipe: the data set, e.g. digits")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
 ) -> None:
-    """List every setting with its type, default and meaning (`settings epochs`, `settings --recipe hm-lga`)."""
+    """List every setting of a training with its type, default and meaning."""
     from ..config.listing import list_settings
 
     found = list_settings(pattern, recipe=recipe, defence=defence, data=data)
@@ -43,7 +43,7 @@ def _plain(value: object) -> str:
     return written(value).strip('"') or '""'
 
 
-@app.command()
+@app.command(example="anchorhold recipes rows t6/cub")
 def recipes(
     action: Annotated[str, typer.Argument(help="show: print one recipe; rows: list the published rows")] = "",
     name: Annotated[str, typer.Argument(help="Name of the recipe, or a part of the rows' names")] = "",
@@ -52,7 +52,10 @@ def recipes(
     ] = False,
     data: Annotated[str, typer.Option(help="With --resolved: the data set, e.g. digits")] = "",
 ) -> None:
-    """List the recipes, show one (`recipes show hm-lga`), or list the papers' rows (`recipes rows t6/cub`)."""
+    """List the recipes for training, show one of them, or list the published results that you can reproduce.
+
+    Use `recipes`, `recipes show NAME` or `recipes rows [PART]`.
+    """
     import tomllib
 
     from ..config.recipes import recipe_names, recipe_text
@@ -107,7 +110,7 @@ def _list_rows(part: str) -> None:
     print("\nto train a row: anchorhold train DATA --root FOLDER --row ROW")
 
 
-@app.command()
+@app.command(example="anchorhold doctor")
 def doctor() -> None:
     """Check this machine: Python, packages, GPU, disk. Use the output in bug reports."""
     from .doctor import findings

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..config.numbers import parse_number
 from ..console import Console, Patient, Visible, shown
 from ..errors import AnchorholdError, Interrupted, RunError, from_environment, lacks_memory
+from ..interface import command_line
 
 __all__ = ["Commands", "app", "number", "numbers", "threat_options"]
 
@@ -28,7 +30,8 @@ class Commands(TyperGroup):
     """Handles errors: one line and exit code 2 if you can fix it, 130 after an interrupt, else a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        with redirect_stdout(sys.stdout and Patient(sys.stdout)):  # None if it is closed, e.g. by >&-
+        # The stream is None if it is closed, e.g. by >&-
+        with command_line(), redirect_stdout(sys.stdout and Patient(sys.stdout)):
             return super().main(*args, **kwargs)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,19 +89,26 @@ class _Command(TyperCommand):
 
 
 class _App(typer.Typer):
-    def command(self, *args: Any, **kwargs: Any) -> Callable[[Function], Function]:
-        return super().command(*args, **{"cls": _Command, **kwargs})
+    def command(self, *args: Any, example: str = "", **kwargs: Any) -> Callable[[Function], Function]:
+        """Register a command; help shows the example as a paragraph of its own, above the options."""
+
+        def register(function: Function) -> Function:
+            told = {"cls": _Command, "help": f"{cleandoc(function.__doc__ or '')}\n\nExample: {example}", **kwargs}
+            return super(_App, self).command(*args, **told)(function)
+
+        return register
 
 
 app = _App(
     cls=Commands,
-    help="Robust image retrieval: train, attack and score embedding models.",
+    help="Train image retrieval models that resist attacks, and measure how robust any model is.\n\n"
+    "Example: anchorhold demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:N")]
 Model = Annotated[
     str,
     typer.Argument(
@@ -112,18 +122,18 @@ Data = Annotated[
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training classes, not on the test split")]
 ThreatName = Annotated[
-    str, typer.Option(help="standard: ε 8/255, 32 steps of 3/255; adml: ε 0.01, 5 steps of 2ε/5 from a random start")
+    str, typer.Option(help="standard (ε 8/255, 32 steps) or adml (ε 0.01, 5 steps from a random start)")
 ]
-Eps = Annotated[str, typer.Option(help="Maximum change of a pixel, e.g. 8/255; with --norm l2 of the whole image")]
-Alpha = Annotated[str, typer.Option(help="Step size of PGD, e.g. 1/255; overrides the threat's α")]
+Eps = Annotated[str, typer.Option(help="Largest change of a pixel, e.g. 8/255; with --norm l2, of the whole image")]
+Alpha = Annotated[str, typer.Option(help="Step size of PGD, e.g. 1/255; default: the one of --threat")]
 Steps = Annotated[int | None, typer.Option(help="Number of PGD steps, C&W iterations, or queries of square and nes")]
-Norm = Annotated[str, typer.Option(help="linf limits each pixel, l2 the whole image; l2 needs --eps, e.g. 0.5")]
+Norm = Annotated[str, typer.Option(help="linf limits the change of each pixel, l2 of the whole image; l2 needs --eps")]
 Method = Annotated[str, typer.Option(help="pgd, fgsm (one step of ε), cw (C&W), square or nes (no gradients)")]
-Mean = Annotated[str, typer.Option(help="Channel means for your own module, e.g. .485,.456,.406")]
-Std = Annotated[str, typer.Option(help="Channel standard deviations for your own module, e.g. .229,.224,.225")]
+Mean = Annotated[str, typer.Option(help="Channel means that your own module expects, e.g. .485,.456,.406")]
+Std = Annotated[str, typer.Option(help="Channel standard deviations that your own module expects, e.g. .229,.224,.225")]
 Size = Annotated[str, typer.Option(help="Input size of the model: SIDE or HEIGHT,WIDTH")]
 Resize = Annotated[int | None, typer.Option(help="Resize image files to this square; default: the model's own")]
-Crop = Annotated[int | None, typer.Option(help="Then centre-crop to this square; default: the model's own")]
+Crop = Annotated[int | None, typer.Option(help="After resizing, keep this central square; default: the model's own")]
 Classes = Annotated[
     str,
     typer.Option(help="For a folder or CSV that the model was trained on: unseen (only its test classes) or all"),
@@ -131,7 +141,14 @@ Classes = Annotated[
 Track = Annotated[
     list[str], typer.Option(metavar="NAME", help="Track every epoch: tensorboard, or module:thing of yours; repeatable")
 ]
-Set = Annotated[list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable")]
+Set = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a setting, e.g. train.seed=1; repeatable; `anchorhold settings` lists all",
+    ),
+]
 
 
 def _version(wanted: bool) -> None:

@@ -31,7 +31,7 @@ from .app import (
 )
 
 
-@app.command()
+@app.command(example="anchorhold audit runs/digits --data digits --limit 100")
 def audit(
     model: Model,
     data: Data,
@@ -59,8 +59,7 @@ def audit(
     curve: Annotated[
         str,
         typer.Option(
-            help="ε at which the strong attack measures R@1, e.g. 2/255,8/255, or none; default: ε/8, ε/4, ε/2 and ε, "
-            "without --attacks"
+            help="Measure R@1 under the strong attack at these ε, e.g. 2/255,8/255, or none; default: four up to --eps"
         ),
     ] = "",
     until: Annotated[float | None, typer.Option(help="Add queries until the interval of ERS is ±N points")] = None,
@@ -84,7 +83,10 @@ def audit(
     out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure how robust a model is: clean metrics, the papers' attacks, ERS and ARS with intervals."""
+    """Measure how robust a model is, and write a report page.
+
+    You get retrieval accuracy without attack, R@1 against the size of the attack, and the papers' attacks and scores.
+    """
     from ..auditing.run import audit as run_audit
     from ..auditing.sample_size import check_until
     from ..console import Console
@@ -130,7 +132,7 @@ def audit(
         print(f"receipts: {out / 'receipts'}; to check: `anchorhold verify {out} --model {model} --data {data}{at}`")
 
 
-@app.command()
+@app.command(example="anchorhold attack runs/digits 0 --data digits --goal ES")
 def attack(
     model: Model,
     image: Annotated[str, typer.Argument(help="Image file, or the number of an image in the data")],
@@ -153,13 +155,16 @@ def attack(
     held_out: HeldOut = 0,
     seed: Annotated[int, typer.Option(help="Seed of the targets and the random starts")] = 0,
     smallest: Annotated[
-        bool, typer.Option("--smallest", help="Search for the smallest ε that succeeds, up to --eps (linf: 64/255)")
+        bool,
+        typer.Option(
+            "--smallest", help="Search for the smallest ε that succeeds, up to --eps (64/255 if you give none)"
+        ),
     ] = False,
-    searches: Annotated[int, typer.Option(help="With --smallest: how often the bracket of ε is halved")] = 10,
+    searches: Annotated[int, typer.Option(help="With --smallest: number of halvings in the search for ε")] = 10,
     save: Annotated[Path | None, typer.Option(help="Save the perturbed image to this PNG file")] = None,
     device: Device = "auto",
 ) -> None:
-    """Attack one image against a gallery, and show its nearest neighbours before and after."""
+    """Attack one image, and show which images the model finds for it before and after."""
     from ..auditing.one_image import attack_one
     from ..auditing.smallest import SmallestPerturbation, smallest_perturbation
     from ..console import Console

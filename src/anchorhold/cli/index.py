@@ -10,7 +10,7 @@ import typer
 from .app import Crop, Device, Mean, Model, Resize, Size, Std, app, numbers
 
 
-@app.command()
+@app.command(example="anchorhold embed runs/digits photos --out index")
 def embed(
     model: Model,
     source: Annotated[str, typer.Argument(help="A folder of images, a CSV (path[,label]) or a tar")],
@@ -25,7 +25,7 @@ def embed(
     parquet: Annotated[bool, typer.Option("--parquet", help="Also write vectors.parquet")] = False,
     device: Device = "auto",
 ) -> None:
-    """Embed images into an index that you can search."""
+    """Turn images into vectors, and keep them in an index that you can search."""
     from shlex import quote
 
     from ..console import Console
@@ -48,7 +48,7 @@ def embed(
     print(f"next: anchorhold search {quote(str(out))} IMAGE")
 
 
-@app.command()
+@app.command(example="anchorhold search index query.png -k 5")
 def search(
     index: Annotated[Path, typer.Argument(help="Index folder, written by `anchorhold embed`")],
     image: Annotated[Path, typer.Argument(help="Query image file")],
@@ -61,7 +61,7 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON")] = False,
     device: Device = "auto",
 ) -> None:
-    """Show the nearest images to a query image."""
+    """Find the images of an index that are most similar to your image."""
     from ..errors import check
     from ..index.searching import search as search_index
 
@@ -80,7 +80,7 @@ def search(
     print(json.dumps(asdict(found), indent=2) if as_json else found)
 
 
-@app.command()
+@app.command(example="anchorhold export runs/digits --out model.onnx")
 def export(
     model: Model,
     out: Annotated[Path, typer.Option(help="Output file, NAME.onnx")],
@@ -88,7 +88,10 @@ def export(
     std: Std = "",
     size: Size = "",
 ) -> None:
-    """Export a model to ONNX (images in [0, 1] to unit vectors) and check it with onnxruntime."""
+    """Write a model as an ONNX file, which you can use without Anchorhold and PyTorch.
+
+    The file maps images in 0 … 1 to unit vectors. The command checks it with onnxruntime.
+    """
     from ..index.exporting import export as export_model
     from ..index.exporting import preparation_of
 

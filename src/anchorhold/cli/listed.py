@@ -8,7 +8,7 @@ import typer
 from .app import Data, Device, Eps, Mean, Model, Norm, Root, Size, Std, app, model_of, threat_options
 
 
-@app.command(name="attack-list")
+@app.command(name="attack-list", example="anchorhold attack-list runs/digits --data digits --queries 100")
 def attack_list(
     model: Model,
     data: Data,
@@ -26,7 +26,7 @@ def attack_list(
     out: Annotated[Path | None, typer.Option(help="Save the curve to this JSON file")] = None,
     device: Device = "auto",
 ) -> None:
-    """Attack with nothing but the returned lists of ids: R@1 against the number of queries."""
+    """Attack a search service that only returns lists of ids, and show R@1 against the number of queries."""
     from ..auditing.classes import audited_data
     from ..auditing.list_attack import attack_list as attack
     from ..console import Console

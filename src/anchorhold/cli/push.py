@@ -8,7 +8,7 @@ import typer
 from .app import app
 
 
-@app.command()
+@app.command(example="anchorhold push runs/digits me/digits --dry-run card")
 def push(
     model: Annotated[Path, typer.Argument(help="A finished run folder, or a model file")],
     repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub")],
@@ -24,7 +24,7 @@ def push(
 ) -> None:
     """Share a model on the Hugging Face Hub, with a model card from its run and its audit.
 
-    The token is that of `hf auth login`, or HF_TOKEN.
+    Log in first with `hf auth login`, or set HF_TOKEN.
     """
     from tempfile import TemporaryDirectory
 

@@ -15,19 +15,21 @@ if TYPE_CHECKING:
     from ..report.tables import Table
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, at any depth")]
-Format = Annotated[str, typer.Option(help="text, markdown, csv, json or html; default: by the extension of --out")]
+Format = Annotated[
+    str, typer.Option(help="text, markdown, latex, csv, json or html; default: by the extension of --out")
+]
 DataSet = Annotated[
     str, typer.Argument(help="cub, digits, gaussians, …, a folder of class folders, a CSV, or module:function")
 ]
 Root = Annotated[Path | None, typer.Option(help="Folder of the data set")]
 
 
-@app.command()
+@app.command(example="anchorhold report runs audits")
 def report(
     folders: Folders,
     out: Annotated[Path | None, typer.Option(help="Output file; only for a single page")] = None,
 ) -> None:
-    """Write the HTML page of every audit (page.html) and run (training.html), also of unfinished runs."""
+    """Write an HTML page for every audit (page.html) and every run (training.html), finished or not."""
     from jinja2 import TemplateError
 
     from ..errors import RunError, check
@@ -58,7 +60,7 @@ def report(
         print(f"written: {page}")
 
 
-@app.command()
+@app.command(example="anchorhold compare runs audits --sort r1")
 def compare(
     folders: Folders,
     format: Format = "",
@@ -73,12 +75,16 @@ def compare(
     ] = "r1,ers",
     table: Annotated[
         str,
-        typer.Option(help="runs, print (beside published rows), columns (of each attack), strong, entanglement"),
+        typer.Option(
+            help="runs, published (beside the papers' numbers), columns (each attack), strong or entanglement"
+        ),
     ] = "runs",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal")] = None,
-    into: Annotated[Path | None, typer.Option(help="Update the marked tables in this Markdown page")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Update the tables between <!-- compare … --> marks in this Markdown page")
+    ] = None,
 ) -> None:
-    """Compare runs: one line each, or a matrix of two settings."""
+    """Compare runs and audits in a table: one line each, or a matrix of two settings."""
     from ..errors import check, nearest
     from ..report.insert import TABLES, write_into
 
@@ -117,15 +123,15 @@ def compare(
     _show(shown.sorted_by(sort) if sort else shown, format, out)
 
 
-@app.command()
+@app.command(example="anchorhold plot runs --what curves --out curves.png")
 def plot(
     folders: Folders,
     out: Annotated[Path, typer.Option(help="Output file: .png, .pdf or .svg")],
     what: Annotated[
         str,
         typer.Option(
-            help="curves, robust (under attack), collapse, shift, hardness, active, or columns of metrics.jsonl by "
-            "name; rows (ERS against R@1, with the published rows); cost (ERS against training cost)"
+            help="curves, robust (under attack), collapse, shift, hardness, active, rows (ERS against R@1), "
+            "cost (ERS against training cost), or names of columns in metrics.jsonl"
         ),
     ] = "curves",
     against: Annotated[
@@ -135,7 +141,7 @@ def plot(
         str, typer.Option(metavar="KEY", help="With --against: one line for each value of this setting")
     ] = "",
 ) -> None:
-    """Plot several runs in one figure."""
+    """Draw several runs in one figure."""
     from ..errors import check
     from ..report.plots import plot_against, plot_epochs
     from ..report.scatter import SCATTERS
@@ -149,7 +155,7 @@ def plot(
     print(f"written: {written}")
 
 
-@app.command()
+@app.command(example="anchorhold sweep digits --vary defence.steps=4,8 --out runs/steps")
 def sweep(
     data: DataSet,
     vary: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="A setting and its values; repeatable")],
@@ -206,23 +212,26 @@ def sweep(
     print(f"next: anchorhold plot {out} --what collapse --out {out / 'collapse.png'}")
 
 
-@app.command()
+@app.command(example="anchorhold hardness digits --batches 20")
 def hardness(
     data: DataSet,
     root: Root = None,
     weights: Annotated[
-        str | None, typer.Option(help="imagenet, timm:NAME, hf:owner/name, a file, a run folder, or none")
+        str | None,
+        typer.Option(help="Weights of the model: imagenet, timm:NAME, hf:owner/name, a file, a run folder or none"),
     ] = None,
     batches: Annotated[int, typer.Option(help="Number of batches; 0 is one epoch")] = 1000,
     margin: Annotated[float, typer.Option(help="Margin of semihard negatives beyond the positive's distance")] = 0.2,
     set_: Set = [],  # noqa: B006
-    format: Annotated[str, typer.Option(help="text, markdown, csv or json; default: by the extension of --out")] = "",
+    format: Annotated[
+        str, typer.Option(help="text, markdown, latex, csv or json; default: by the extension of --out")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal")] = None,
     device: Device = "auto",
 ) -> None:
-    """Measure the hardness and collapseness of each sampler's triplets before any training.
+    """Measure how hard the triplets are that each sampler draws, before any training.
 
-    The defaults are those of table 1 of hm (Zhou & Patel 2022): 1,000 batches of 56 pairs.
+    The table shows hardness and collapseness. The defaults are those of table 1 of hm (Zhou & Patel 2022).
     """
     from ..config.build import to_dict
     from ..config.recipes import parse_assignments
@@ -263,7 +272,7 @@ def _warn(lines: tuple[str, ...]) -> None:
         Console().say(line)
 
 
-_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv", ".json": "json"}
+_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
 
 
 def _format(format: str, out: Path | None) -> str:
@@ -272,7 +281,7 @@ def _format(format: str, out: Path | None) -> str:
     from ..report.tables import check_format
 
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
-    endings = ".md, .csv, .json or .txt (compare: .html too)"
+    endings = ".md, .tex, .csv, .json or .txt (compare: .html too)"
     check(bool(format or ending), f"--out {out}: give a file that ends in {endings}, or add --format")
     check_format(format or ending)
     return format or ending

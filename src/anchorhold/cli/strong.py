@@ -50,7 +50,7 @@ def print_tables(audit: Mapping[str, Any]) -> None:
             print(f"{row[0]:{wide[0]}}" + "".join(f"{each:>{space}}" for each, space in zip(row[1:], wide[1:])))
 
 
-@app.command()
+@app.command(example="anchorhold verify audits/digits --model runs/digits --data digits")
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder of a strong audit, or its receipts folder")],
     model: Annotated[str, typer.Option(help="The audited model, given as for audit")],
@@ -65,7 +65,7 @@ def verify(
     ] = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Check the perturbed images of a published strong audit in seconds, without running attacks."""
+    """Check somebody's strong audit in seconds: its perturbed images are measured again, without attacks."""
     from ..auditing.verifying import verify as check_receipts
     from ..console import Console
     from ..errors import RunError
@@ -81,7 +81,7 @@ def verify(
     print(found)
 
 
-@app.command()
+@app.command(example="anchorhold algorithm1 runs/digits --data digits --limit 50")
 def algorithm1(
     models: Annotated[
         list[str], typer.Argument(metavar="MODEL...", help="One or more models, e.g. a natural and a robust one")
@@ -102,7 +102,10 @@ def algorithm1(
     out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
     device: Device = "auto",
 ) -> None:
-    """Compute ADML's table: R@1 and mAP@R of several models under FGSM, C&W and PGD by its algorithm 1."""
+    """Attack several models with FGSM, C&W and PGD, as Adversarial Deep Metric Learning (ADML) does.
+
+    The table shows R@1 and mAP@R of each model, by algorithm 1 of that paper.
+    """
     from ..auditing.algorithm1 import algorithm1 as run_table
     from ..console import Console
 

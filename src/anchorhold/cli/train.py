@@ -12,14 +12,19 @@ if TYPE_CHECKING:
     from ..data.splits import Dataset
 
 
-@app.command()
+@app.command(example="anchorhold demo")
 def demo(
     what: Annotated[str, typer.Argument(help="digits, or gaussians: the toy data of ADML")] = "digits",
     seed: Annotated[int, typer.Option(help="Seed of training and attacks")] = 0,
     out: Annotated[Path | None, typer.Option(help="Output folder; default: runs/demo or runs/gaussians")] = None,
-    side: Annotated[int | None, typer.Option(help="gaussians only: inputs are 3 × side × side; default: 112")] = None,
+    side: Annotated[
+        int | None, typer.Option(help="With gaussians: height and width of the inputs; default: 112")
+    ] = None,
 ) -> None:
-    """Train a natural and a robust model on handwritten digits and attack both: a minute or two, no download."""
+    """See in a minute or two what robust training does, on handwritten digits, without a download.
+
+    The demo trains a natural and a robust model, attacks both, and writes a report page for each.
+    """
     from ..console import Console
     from ..demo.digits import run_demo, table, write_pages
     from ..errors import check, nearest
@@ -49,7 +54,7 @@ def _gaussians(seed: int, out: Path, side: int | None) -> None:
         print(f"figure: {result['figure']}")
 
 
-@app.command()
+@app.command(example="anchorhold train digits --epochs 3 --out runs/digits")
 def train(
     data: Annotated[
         str,
@@ -59,7 +64,9 @@ def train(
     recipe: Annotated[
         str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: hm-lga")
     ] = None,
-    row: Annotated[str | None, typer.Option(help="Reproduce a published row from `anchorhold recipes rows`")] = None,
+    row: Annotated[
+        str | None, typer.Option(help="Reproduce a published result; `anchorhold recipes rows` lists their names")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model to start from: your own, module:function, or as `audit` takes it")
     ] = None,
@@ -67,20 +74,26 @@ def train(
     std: Std = "",
     size: Size = "",
     weights: Annotated[
-        str | None, typer.Option(help="imagenet, timm:NAME, hf:owner/name, a file, a run folder, or none")
+        str | None,
+        typer.Option(help="Weights to start from: imagenet, timm:NAME, hf:owner/name, a file, a run folder or none"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one in runs")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Same as --set train.epochs=N")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same as --set train.seed=N")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Number of passes over the training images; same as --set train.epochs=N")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random choices; same as --set train.seed=N")] = None,
     on_bad_image: Annotated[str | None, typer.Option(help="Unreadable images: fail or skip")] = None,
     set_: Set = [],  # noqa: B006
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Time a few steps and say what the training will take; writes nothing")
+        bool, typer.Option("--dry-run", help="Time a few steps and say how long training will take; write nothing")
     ] = False,
     track: Track = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Train a robust embedding model; settings, metrics and weights go into a run folder."""
+    """Train a robust image retrieval model on a data set or on your own folder of images.
+
+    Your folder needs one folder of images for each class. Settings, metrics and weights go into a run folder.
+    """
     from ..config.recipes import parse_assignments, settings_from
     from ..console import Console
     from ..data.datasets import dataset
@@ -120,11 +133,11 @@ def train(
     _finished(run.path)
 
 
-@app.command()
+@app.command(example="anchorhold resume runs/digits")
 def resume(
     run: Annotated[Path, typer.Argument(help="Run folder")],
     root: Annotated[Path | None, typer.Option(help="New location of the data set, if it has moved")] = None,
-    model: Annotated[str | None, typer.Option(help="The module of your own that it trains, module:function")] = None,
+    model: Annotated[str | None, typer.Option(help="Your own module, if the run trains one: module:function")] = None,
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
@@ -135,7 +148,7 @@ def resume(
     track: Track = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Resume a training that was stopped or killed."""
+    """Resume a training that was stopped or killed, from its last checkpoint."""
     from ..console import Console
     from ..training.fit import resume as resume_run
 

@@ -17,6 +17,7 @@ from ..data.settings import DATASET_NAMES
 from ..defences.settings import REFUSED
 from ..errors import SettingsError, check, nearest
 from ..extensions import USER, is_code
+from ..interface import option
 from ..runs.files import regular
 from .build import build, section_of, sections_of
 from .settings import DEFENCE_SETTINGS, Settings
@@ -190,7 +191,11 @@ def _check_other_defence(recipe: str, below: Mapping[str, Any], above: Mapping[s
     alien = [key for key in below if key not in own and key not in above]
     if alien:
         fit = [each for each in recipe_names() if _defence_of(each) == name]
-        choice = f"--recipe {' or '.join(fit)}" if fit else f'a recipe of your own, with [defence] name = "{name}"'
+        choice = (
+            " or ".join(option("recipe", each) for each in fit)
+            if fit
+            else f'a recipe of your own, with [defence] name = "{name}"'
+        )
         raise SettingsError(
             f"recipe {recipe} sets defence.{alien[0]}, which defence.name={name} does not have: choose {choice}"
         )

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from ..errors import nearest
+from ..interface import option, worded
 
 __all__ = ["meant"]
 
@@ -42,18 +43,18 @@ _ABSENT = {
     "betas": "Adam's betas are fixed; there is optimiser.lr and optimiser.weight_decay",
     "clip": "gradients are not clipped; lower optimiser.lr instead",
     "clip_grad": "gradients are not clipped; lower optimiser.lr instead",
-    "device": "the device is no setting: use --device, or device= in Python",
     "early_stopping": "training does not stop early; set train.epochs",
     "grad_clip": "gradients are not clipped; lower optimiser.lr instead",
     "momentum": "training uses Adam, which has no momentum; there is optimiser.lr and optimiser.weight_decay",
     "optimizer": _ADAM,
     "optimizer.name": _ADAM,
-    "out": "the run folder is no setting: use --out, or out= in Python",
     "patience": "training does not stop early; set train.epochs",
     "shuffle": "every epoch is shuffled, keyed by train.seed",
     "warmup": "optimiser.schedule=one-cycle has a warm-up; there is no other",
     "warmup_epochs": "optimiser.schedule=one-cycle has a warm-up; there is no other",
 }
+
+_ARGUMENTS = {"device": "the device", "out": "the run folder"}
 
 
 def meant(key: str, known: Iterable[str]) -> str:
@@ -72,9 +73,15 @@ def meant(key: str, known: Iterable[str]) -> str:
         for target, words in _SYNONYMS.items():
             if name in words.split() and target in known:
                 return f"did you mean {target}?"
+        if name in _ARGUMENTS:
+            return f"{_ARGUMENTS[name]} is given with {option(name)}"
         if name in _ABSENT:
             return _ABSENT[name]
     parts = {each.rpartition(".")[2]: each for each in reversed(known)}
     close = difflib.get_close_matches(last[:200], parts, n=1)  # near the end of a key, where nothing is near the whole
-    otherwise = f"did you mean {parts[close[0]]}?" if close else "`anchorhold settings` lists them"
+    otherwise = (
+        f"did you mean {parts[close[0]]}?"
+        if close
+        else f"{worded('`anchorhold settings`', 'ah.list_settings()')} lists them"
+    )
     return nearest(key, known, otherwise)

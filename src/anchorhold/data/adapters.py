@@ -52,7 +52,7 @@ def dataset_from(
     Args:
         data: a data set, a name, `module:thing`, a folder, a CSV, or any form above.
         root: of a name, where its files lie.
-        held_out: so many training classes are tested on instead.
+        held_out: number of training classes to test on instead.
         seed: by which classes are held out where there is no test part.
         resize: to which PIL images of several sizes are brought; 0 is 256.
         origin: who gave the name, if it is one.

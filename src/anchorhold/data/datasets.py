@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import DataError, SettingsError, nearest
+from ..interface import option
 from ..random import Key
 from .layouts import entries, images_by_class, listed_images, once, read_table, some
 from .official import cars, cub, inshop, sop
@@ -47,12 +48,12 @@ def dataset(
             raise SettingsError(f"{name} is a file but not a .csv; {choice}")
         raise SettingsError(f"no data set or folder {name!r}; {nearest(name, DATASETS, choice)}")
     if name in _FILELESS and root is not None:
-        raise SettingsError(f"{name} needs no files; leave out the root {root}")
+        raise SettingsError(f"{name} needs no files; leave out {option('root')}")
     loader = DATASETS[name]
-    known = [option for option in inspect.signature(loader).parameters if option not in ("root", "seed")]
-    for option in options:
-        if option not in known:
-            raise SettingsError(f"{name} has no option {option!r}; it has {', '.join(known) or 'none'}")
+    known = [each for each in inspect.signature(loader).parameters if each not in ("root", "seed")]
+    for each in options:
+        if each not in known:
+            raise SettingsError(f"{name} has no option {each!r}; it has {', '.join(known) or 'none'}")
     loaded = loader(None if root is None else Path(root).expanduser(), seed, **options)
     return replace(loaded, root="" if root is None else str(root)).holding_out(held_out)
 
@@ -104,7 +105,7 @@ def _held_out(root: Path, classes: list[str], seed: int, todo: str, lacking: str
 def _folder(root: Path | None, seed: int) -> Dataset:
     """train/ and test/ if both exist; otherwise a fifth of the classes is held out for test."""
     if root is None:
-        raise DataError("the data set folder needs a root; give a folder of class folders")
+        raise DataError(f"the data set folder needs {option('root')}; give a folder of class folders")
     parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
     if len(parts) == 2:
         (seen, notes), (unseen, more) = images_by_class(parts["train"]), images_by_class(parts["test"])
@@ -116,7 +117,9 @@ def _folder(root: Path | None, seed: int) -> Dataset:
         # A single folder "train" with images is a class; with class folders it is half a data set.
         if any(entry.is_dir() for entry in entries(place).values()):
             lacking = "test" if part == "train" else "train"
-            raise DataError(f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {place} as root")
+            raise DataError(
+                f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {option('root', str(place))}"
+            )
     by_class, notes = images_by_class(root)
     classes = sorted(by_class)
     held, note = _held_out(root, classes, seed, "add class folders, or make train/ and test/", "train/ and test/")
@@ -139,7 +142,7 @@ def _csv(root: Path | None, seed: int) -> Dataset:
     Without a column split, a fifth of the classes is held out for test.
     """
     if root is None:
-        raise DataError(f"the data set csv needs a root: {_CSV} (--root on the command line)")
+        raise DataError(f"the data set csv needs {option('root')}; {_CSV}")
     whole, parts = _read_csv(root)
     notes = []
     if parts is None:

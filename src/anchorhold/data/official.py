@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..interface import argument, option
 from ..runs.files import regular
 from .layouts import listed_images, once, read_lines, read_table
 from .splits import Dataset, Split
@@ -25,7 +26,7 @@ _AGAIN = "unpack the data set again"
 def _home(root: Path | None, name: str, inner: str, file: str, source: str) -> Path:
     """The folder that has `file`: the given one, or the folder `inner` in it."""
     if root is None:
-        raise DataError(f"{name} needs a root: give the folder {inner} (--root on the command line); {source}")
+        raise DataError(f"{name} needs {option('root')}: give the folder {inner}; {source}")
     return root / inner if not (root / file).is_file() and (root / inner).is_dir() else root
 
 
@@ -91,7 +92,7 @@ def cub(root: Path | None, seed: int) -> Dataset:
 def _cub_list(path: Path) -> dict[int, str]:
     """The lines "id value" of a list of CUB."""
     found: dict[int, str] = {}
-    for number, line in read_lines(path, f"give the unpacked CUB_200_2011 as root, or {_CUB_SOURCE}"):
+    for number, line in read_lines(path, f"give the unpacked CUB_200_2011 as {argument('root')}, or {_CUB_SOURCE}"):
         index, _, value = line.partition(" ")
         if _whole(index) is None or not value or int(index) in found:
             raise DataError(f"line {number} of {path} is {line!r}, not a new id and a value; {_AGAIN}")
@@ -183,7 +184,7 @@ def sop(root: Path | None, seed: int) -> Dataset:
 
 def _sop_list(path: Path) -> list[tuple[str, int]]:
     """(image, class) of every line of a list."""
-    lines = read_lines(path, f"give the unpacked Stanford_Online_Products as root, or {_SOP_SOURCE}")
+    lines = read_lines(path, f"give the unpacked Stanford_Online_Products as {argument('root')}, or {_SOP_SOURCE}")
     if not lines or lines[0][1].split() != _SOP_HEAD:
         raise DataError(f"{path} does not begin with {' '.join(_SOP_HEAD)!r}; {_AGAIN}")
     rows, ids = [], set()
@@ -232,7 +233,7 @@ def inshop(root: Path | None, seed: int) -> Dataset:
 
 def _shop_list(path: Path) -> list[tuple[str, str, str]]:
     """(image, item, status) of every line; the first line is their number."""
-    lines = read_lines(path, f"give the folder that has Eval/{_SHOP_LIST} as root, or {_SHOP_SOURCE}")
+    lines = read_lines(path, f"give the folder that has Eval/{_SHOP_LIST} as {argument('root')}, or {_SHOP_SOURCE}")
     if len(lines) < 2 or _whole(lines[0][1]) is None or lines[1][1].split() != _SHOP_HEAD:
         raise DataError(f"{path} does not begin with a number and {' '.join(_SHOP_HEAD)!r}; {_AGAIN}")
     if int(lines[0][1]) != len(lines) - 2:

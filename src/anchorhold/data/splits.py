@@ -11,6 +11,7 @@ from torch import Tensor
 from ..console import shown
 from ..display import html_table
 from ..errors import DataError
+from ..interface import worded
 from .contents import hashes
 
 __all__ = ["Dataset", "Split", "by_lengths", "check_classes"]
@@ -170,7 +171,8 @@ def _check_images(name: str, images: Tensor) -> None:
         if low >= 0 and high > _BYTES:
             todo = "divide by 255"
         elif low < 0:
-            todo = "give them without normalisation, and mean and std to wrap(model, mean=…, std=…)"
+            where = worded("with --mean and --std", "to ah.wrap(model, mean=…, std=…)")
+            todo = f"give them without normalisation, and give mean and std {where}"
         else:
             todo = "scale them to that range"
         raise DataError(f"{name} has pixels from {low:g} to {high:g}, not in [0, 1]: {todo}")

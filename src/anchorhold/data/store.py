@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import DataError, SettingsError
+from ..interface import argument, option
 from ..random import Key
 from .decode import Square, fill, fill_shared, side_of, square
 from .splits import Split
@@ -49,7 +50,7 @@ def decode(
     Images in memory stay unchanged, except that bytes of another size are resized.
     """
     if on_bad_image not in ("fail", "skip"):
-        raise SettingsError(f"on_bad_image is {on_bad_image!r}; choose fail or skip")
+        raise SettingsError(f"{argument('on_bad_image')} is {on_bad_image!r}; choose fail or skip")
     if split.paths is None:
         assert split.images is not None
         _check_size(split, size)
@@ -140,7 +141,9 @@ def _by_processes(workers: int, images: int) -> bool:
 
 
 def _unreadable(path: Path, reason: str) -> DataError:
-    return DataError(f"cannot read {path}: {reason}; repair or remove it, or skip such images with --on-bad-image skip")
+    return DataError(
+        f"cannot read {path}: {reason}; repair or remove it, or skip such images with {option('on_bad_image', 'skip')}"
+    )
 
 
 def _compacted(images: Tensor, good: Tensor) -> Tensor:

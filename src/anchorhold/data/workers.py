@@ -15,6 +15,7 @@ from typing import Any
 
 from ..distributed import neighbours
 from ..errors import RunError, lacks_memory
+from ..interface import setting
 from .decode import begin
 
 __all__ = ["START", "Shared", "cores", "enough_memory", "hired"]
@@ -89,7 +90,7 @@ def enough_memory(workers: int) -> Iterator[None]:
 
 def _less(workers: int) -> str:
     fewer = max(workers // 2, 1)
-    return f"free some memory; in training, try --set data.workers={fewer} or --set data.store=stream"
+    return f"free some memory; in training, try {setting('data.workers', fewer)} or {setting('data.store', 'stream')}"
 
 
 def died(workers: int) -> RunError:

@@ -15,6 +15,7 @@ from ..data.images import load_images
 from ..device import computer_of
 from ..distributed import Ranks
 from ..errors import RunError
+from ..interface import option
 from ..model.embedder import load_embedder
 from ..perturb.ball import Ball
 from ..perturb.settings import Budget
@@ -68,7 +69,7 @@ def _demo(out: Path, seed: int, report: Report, overrides: Mapping[str, Any], qu
         changes["train"] = {**changes.get("train", {}), "seed": seed}
         settings = settings_from(recipe, changes)
         if (out / name / "run.json").exists() and Run(out / name).read_json()["data"]["name"] != "digits":
-            raise RunError(f"{out / name} holds a run that does not belong to the demo; choose another --out")
+            raise RunError(f"{out / name} holds a run that does not belong to the demo; choose another {option('out')}")
         report.say(f"training the {name} model (recipe {recipe}, {settings.train.epochs} epochs)")
         run = fit(None, digits, settings=settings, out=out / name, device="cpu", report=report, replace_run=True)
         model = load_embedder(run.path)

@@ -26,6 +26,7 @@ from ..device import computer_of
 from ..distributed import Ranks
 from ..errors import RunError, check
 from ..geometry import euclidean, retrieve
+from ..interface import argument, option
 from ..model.embedder import Embedder, load_embedder
 from ..model.frozen import embed_all, frozen
 from ..perturb.ball import Ball
@@ -58,7 +59,7 @@ def run_gaussians(
     out: Path, *, seed: int = 0, side: int = SIDE, report: Report, overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Train both models on 3 × side × side inputs, attack both, and write gaussians.json and gaussians.png to `out`."""
-    check(side >= 1, f"--side must be at least 1 pixel, got {side}")
+    check(side >= 1, f"{argument('side')} must be at least 1 pixel, got {side}")
     # The rounding of sums depends on the number of threads, and batches of 16 gain nothing from a third one.
     threads = torch.get_num_threads()
     torch.set_num_threads(min(threads, 2))
@@ -85,7 +86,7 @@ def _demo(out: Path, seed: int, side: int, report: Report, overrides: Mapping[st
     for name, rate in RATES.items():
         settings = _settings(seed, rate, overrides)
         if (out / name / "run.json").exists() and Run(out / name).read_json()["data"]["name"] != data.name:
-            raise RunError(f"{out / name} holds a run that does not belong to the demo; choose another --out")
+            raise RunError(f"{out / name} holds a run that does not belong to the demo; choose another {option('out')}")
         report.say(f"training the {name} model (recipe {RECIPE}, attack rate {rate:g}, {settings.train.epochs} epochs)")
         run = fit(None, data, settings=settings, out=out / name, device="cpu", report=report, replace_run=True)
         report.say(f"attacking the {name} model")

@@ -24,6 +24,7 @@ from ..device import computer_of, device_named, living_on, repeatable
 from ..distributed import Ranks, joined
 from ..errors import AnchorholdError, DataError, Interrupted, ModelError, check, lacks_memory
 from ..extensions import reason_of
+from ..interface import argument, option
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
 from ..model.preprocessing import Preprocessing, preprocessing_of
@@ -59,8 +60,8 @@ def embed(
     Files go through the model's own preprocessing; `resize` and `crop` override it. If `out` holds an unfinished index
     of the same images, the work resumes. With `parquet` the rows are also written as vectors.parquet.
     """
-    check(on_bad_image in ("fail", "skip"), f"on_bad_image is {on_bad_image!r}; choose fail or skip")
-    check(batch >= 1, f"batch must be at least 1, got {batch}")
+    check(on_bad_image in ("fail", "skip"), f"{argument('on_bad_image')} is {on_bad_image!r}; choose fail or skip")
+    check(batch >= 1, f"{argument('batch')} must be at least 1, got {batch}")
     if parquet:
         need("parquet", "pyarrow")
     out, where = Path(out).expanduser(), device_named(device)
@@ -97,7 +98,7 @@ def embed(
                     vectors = partial(vectors_of, chunked(view, batch), way, device=where)
                     _fill(parts, vectors, way, images, batch, on_bad_image, report, ranks)
                 except KeyboardInterrupt:
-                    raise Interrupted(f"stopped; to resume, run the same command with --out {out}") from None
+                    raise Interrupted(f"stopped; to resume, do the same again with {option('out', str(out))}") from None
             about = {
                 "model": about_model | {"named": None if named is None else named.found()},
                 "source": {"place": str(images.place), "images": len(images.items), "digest": items},
@@ -129,7 +130,8 @@ def vectors_of(run: Embed, way: Preprocessing, frames: Tensor, device: torch.dev
         if isinstance(error, AnchorholdError) or lacks_memory(error):
             raise
         raise ModelError(
-            f"the model fails on images of shape {tuple(images.shape)} ({reason_of(error)}); check the model and --size"
+            f"the model fails on images of shape {tuple(images.shape)} ({reason_of(error)}); "
+            f"check the model and {argument('size')}"
         ) from error
 
 
@@ -139,7 +141,7 @@ def _refuse_bad(images: Source, on_bad_image: str) -> None:
     if bad and (on_bad_image == "fail" or len(bad) == len(images.items)):
         todo = "repair or remove them"
         if len(bad) < len(images.items):
-            todo += ", or skip such images with --on-bad-image skip"
+            todo += f", or skip such images with {option('on_bad_image', 'skip')}"
         raise DataError(
             f"{len(bad):,} of {len(images.items):,} images of {images.place} cannot be read, "
             f"the first is {shown(bad[0].id)}: {bad[0].problem}; {todo}"
@@ -178,7 +180,7 @@ def _fill(
                     elif on_bad_image == "fail":
                         raise DataError(
                             f"cannot read {shown(block[at - first].id)} of {images.place}: {frame}; "
-                            "repair or remove it, or skip such images with --on-bad-image skip"
+                            f"repair or remove it, or skip such images with {option('on_bad_image', 'skip')}"
                         )
                     else:
                         bad.append((block[at - first].id, frame))

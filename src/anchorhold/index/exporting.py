@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, check, lacks_memory
 from ..extensions import reason_of
+from ..interface import option
 from ..model.no_gradients import Function
 from ..model.preprocessing import Preprocessing, preprocessing_of
 from ..model.wrap import Victim, as_victim
@@ -38,7 +39,7 @@ def export(model: nn.Module | str | Path | Named, out: str | Path) -> Path:
     nothing is written. The file's metadata describe the model and its preprocessing (resize, crop, interpolation).
     """
     out = Path(out).expanduser()
-    check(out.suffix == ".onnx", f"--out {out.name}: give a file name that ends in .onnx")
+    check(out.suffix == ".onnx", f"{option('out', str(out))}: give a file name that ends in .onnx")
     *_, onnxruntime = need("onnx", "onnx", "onnxscript", "onnxruntime")
     given = Named(str(model)) if isinstance(model, str | Path) else model
     loaded = as_victim(given.load() if isinstance(given, Named) else given)

@@ -24,6 +24,7 @@ from ..data.decode import Square
 from ..data.settings import LARGEST_SIDE
 from ..errors import AnchorholdError, ModelError, RunError, SettingsError
 from ..extensions import USER, Origin, is_hub
+from ..interface import option, worded
 from ..model.encoders import preset_of
 from ..model.preprocessing import INTERPOLATIONS
 from ..model.wrap import Victim, as_victim, fingerprint_of, hub_of
@@ -103,7 +104,8 @@ class Index:
             self.about: dict[str, Any] = parsed(regular(self.path / "index.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             begun = (self.path / ".anchorhold-parts").is_dir()
-            todo = "run the same `anchorhold embed` to resume" if begun else "make one with `anchorhold embed`"
+            how = worded("`anchorhold embed`", "ah.embed")
+            todo = f"run the same {how} to resume" if begun else f"make one with {how}"
             raise RunError(f"{self.path} holds no {'complete ' if begun else ''}index; {todo}") from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.path / 'index.json'} ({error}); make the index again") from None
@@ -182,7 +184,7 @@ class Index:
         known, origin = self.field("model.weights", str), USER
         if given is None:
             given = self._named()
-            origin = Origin(str(self.path / "index.json"), repeat="--model {}")
+            origin = Origin(str(self.path / "index.json"), repeat=worded("--model {}", "model='{}'"))
         if isinstance(given, str | Path):
             given = Named(str(given))
         if isinstance(given, Named) and given == Named(str(dig(self.about, "model", "named", "spec"))):
@@ -193,7 +195,9 @@ class Index:
             except RunError:
                 raise
             except AnchorholdError as error:
-                raise ModelError(f"{error} (the model of {self.path}; give its new location with --model)") from error
+                raise ModelError(
+                    f"{error} (the model of {self.path}; give its new location with {option('model')})"
+                ) from error
         else:
             model = given
         model = as_victim(model)
@@ -208,7 +212,9 @@ class Index:
     def _named(self) -> Named:
         """The model that index.json names."""
         if field(self.about, "model", dict, self.path / "index.json", "make the index again").get("named") is None:
-            raise ModelError(f"{self.path} was made in Python and does not record where its model is; give the model")
+            raise ModelError(
+                f"{self.path} was made in Python and does not record where its model is; give {option('model')}"
+            )
 
         def numbers(name: str, kind: type[float]) -> list[Any] | None:
             if self.field("model.named", dict).get(name) is None:

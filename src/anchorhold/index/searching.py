@@ -14,6 +14,7 @@ from ..device import device_named, living_on
 from ..display import html_table
 from ..errors import DataError, check, lacks_memory
 from ..geometry import retrieve
+from ..interface import argument
 from ..model.frozen import frozen
 from ..model.preprocessing import preprocessing_of
 from .embedding import vectors_of
@@ -72,8 +73,8 @@ def search(
     The query gets the same model, resize and crop as the indexed images. Give `model` if the model has moved, or if the
     index was made from a module; a model with other weights is refused.
     """
-    check(isinstance(k, Integral) and k >= 1, f"k must be a whole number of at least 1, got {k!r}")
-    check(backend in ("exact", "faiss"), f"backend is {backend!r}; choose exact or faiss")
+    check(isinstance(k, Integral) and k >= 1, f"{argument('k')} must be a whole number of at least 1, got {k!r}")
+    check(backend in ("exact", "faiss"), f"{argument('backend')} is {backend!r}; choose exact or faiss")
     (faiss,) = need("faiss", "faiss") if backend == "faiss" else (None,)
     index = index if isinstance(index, Index) else Index(index)
     path = Path(image).expanduser()

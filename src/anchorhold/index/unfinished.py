@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..console import shown
 from ..errors import DataError, RunError
+from ..interface import option
 from ..runs.fields import parsed
 from ..runs.locks import tidy
 from ..runs.sealed import check_seal, save_sealed
@@ -41,11 +42,13 @@ class Parts:
         """
         for name in ("ids.csv", "vectors.safetensors"):
             if (self.out / name).exists() and not self.folder.exists():
-                raise RunError(f"{self.out} has a file {name} that does not belong to an index; choose another --out")
+                raise RunError(
+                    f"{self.out} has a file {name} that does not belong to an index; choose another {option('out')}"
+                )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)  # fail now, not after the first block
         except OSError as error:
-            raise RunError(f"cannot create {self.folder}: {error.strerror}; choose another --out") from None
+            raise RunError(f"cannot create {self.folder}: {error.strerror}; choose another {option('out')}") from None
         tidy(no_link(self.folder))
         return {number for number in range(self.count) if not self._done(number, whole)}
 
@@ -123,7 +126,9 @@ def refuse_other(out: Path, known: Mapping[str, Any], wanted: Mapping[str, Any])
     names = dict.fromkeys((*wanted, "interpolation", "proportions"))  # the last two are there if they are unusual
     changed = [name for name in names if known.get(name) != wanted.get(name)]
     if changed:
-        raise RunError(f"{out} was made with another {', '.join(changed)}; choose another --out, or remove this folder")
+        raise RunError(
+            f"{out} was made with another {', '.join(changed)}; choose another {option('out')}, or remove this folder"
+        )
 
 
 def told_of(bad: Any) -> str:

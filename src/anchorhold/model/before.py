@@ -32,7 +32,7 @@ def check_step(before: object, backward: object, gradients: bool) -> None:
     if backward != "identity" and not callable(backward):
         raise SettingsError(f"backward {backward!r}; give 'identity' or a differentiable function of images")
     if not gradients:
-        raise SettingsError("with gradients=False attacks take no gradients: leave backward out")
+        raise SettingsError("attacks on a model without gradients take none: leave backward out")
 
 
 def taken(before: Step, backward: Backward | None, images: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..data.settings import LARGEST_SIDE
 from ..data.trained import TrainedOn
 from ..errors import ModelError, RunError, SettingsError, brief
+from ..interface import worded
 from ..runs.fields import dig, field, number, parsed
 from ..runs.folder import EXPORT, Run
 from ..runs.sealed import save_sealed
@@ -236,7 +237,10 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a complete safetensors file ({error}); save or copy it again") from None
     if about is None:
-        raise ModelError(f"{path} was not saved by Anchorhold; load bare weights with Embedder(backbone, weights=FILE)")
+        raise ModelError(
+            f"{path} was not saved by Anchorhold; load bare weights with "
+            + worded(f"BACKBONE={path}", "ah.Embedder(backbone, weights=FILE)")
+        )
     try:
         known = parsed(about)
         if "module" in (config := field(known, "config", dict, path, _VERSION)):
@@ -244,8 +248,8 @@ def load_embedder(path: str | Path, device: str | torch.device = "cpu") -> Embed
             name, whose = (preset, preset) if isinstance(preset, str) else ("module:function", "a module of yours")
             module = f"ah.load({preset!r})" if isinstance(preset, str) else "…"
             raise ModelError(
-                f"{path} holds the weights of {whose}: give it too, as in ah.load({str(path)!r}, module={module}) "
-                f"or {name}={path}"
+                f"{path} holds the weights of {whose}: give it too, as in "
+                + worded(f"{name}={path}", f"ah.load({str(path)!r}, module={module})")
             )
         model = embedder_from(field(known, "config", dict, path, _VERSION), path)
         check_numbers(tensors, str(path), model.state_dict())

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import AnchorholdError, ModelError, check, lacks_memory, nearest
 from ..extensions import USER, Origin, imported, is_hub, kind_of, reason_of, searched_here
+from ..interface import option
 from .backbones import is_own
 from .embedder import Embedder, load_embedder
 from .encoders import encoder_named, is_encoder
@@ -94,7 +95,7 @@ def _find(
     elif is_encoder(name):
         model = encoder_named(name if file else spec, origin)
         model = load_trainable(file, model) if file else model
-        check(size is None, f"{name} has its own size; leave out --size")
+        check(size is None, f"{name} has its own size; leave out {option('size')}")
     elif file and ":" in name:
         model = load(file, module=_made(name, origin))
     elif file:
@@ -106,7 +107,7 @@ def _find(
     else:
         return _pretrained(spec, mean, std, size)
     if mean is not None or std is not None:
-        raise ModelError(f"{spec} has its own mean and std; leave out --mean and --std")
+        raise ModelError(f"{spec} has its own mean and std; leave out {option('mean')} and {option('std')}")
     return model if size is None else wrap(model, size=size)
 
 

@@ -44,7 +44,9 @@ def check_function(function: object, gradients: bool, arrays: bool) -> None:
             "or, if it gives no gradients, use ah.wrap(function, gradients=False)"
         )
     if arrays and (gradients or isinstance(function, nn.Module)):
-        raise SettingsError("arrays=True is for a function of NumPy arrays: ah.wrap(function, gradients=False)")
+        raise SettingsError(
+            "arrays are for a function of NumPy arrays: use ah.wrap(function, gradients=False, arrays=True)"
+        )
 
 
 def gives_gradients(model: nn.Module) -> bool:

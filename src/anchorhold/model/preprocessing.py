@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.settings import LARGEST_SIDE
 from ..errors import DataError, SettingsError
+from ..interface import argument
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,7 +48,7 @@ class Preprocessing:
         if self.resize < 1 or self.crop < 0 or self.crop > self.resize:
             raise SettingsError(
                 f"a crop of {self.crop} does not fit images of {self.resize}×{self.resize}; "
-                "give a --crop that is at most --resize"
+                f"{argument('crop')} must be at most {argument('resize')}"
             )
 
     def __call__(self, image: "str | Path | Image") -> "Tensor":

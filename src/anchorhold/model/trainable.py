@@ -95,7 +95,7 @@ def trainable(model: nn.Module, freeze_batchnorm: bool = True, part: str = "all"
         return model
     made = Trainable(_plain(model), freeze_batchnorm)
     if not made.unit:
-        raise ModelError("training compares unit vectors: leave unit=False out")
+        raise ModelError("training compares unit vectors: use ah.wrap(…, unit=True)")
     if {p.dtype for p in made.parameters()} & {torch.float16, torch.bfloat16}:
         raise ModelError("the weights are in half precision, too coarse to train: call .float() on the module")
     if not any(p.requires_grad or part != "all" for p in made.parameters()):
@@ -111,7 +111,7 @@ def _plain(model: nn.Module) -> Victim:
     if odd:
         raise ModelError(f"{odd[0]} of the module's state is no tensor, and cannot be saved: register tensors only")
     if isinstance(model, Victim) and not model.gradients:
-        raise ModelError("a model wrapped with gradients=False cannot be trained: give an nn.Module that has gradients")
+        raise ModelError("a model without gradients cannot be trained: give an nn.Module that has gradients")
     if isinstance(model, Victim) and model.before is not None:
         raise ModelError("training has no step before the module: leave before and backward out, and audit with them")
     if isinstance(model, Victim) and isinstance(model.module, Victim):
@@ -134,8 +134,8 @@ def check_modes(model: Trainable, images: Tensor) -> None:
     model.train(before)
     if shapes[0] != shapes[1]:
         raise ModelError(
-            f"the module gives vectors {shapes[0]} in training and {shapes[1]} in use: choose one output for both, "
-            "ah.wrap(…, output=…)"
+            f"the module gives vectors {shapes[0]} in training and {shapes[1]} in use: choose one output for both "
+            "with ah.wrap(…, output=…)"
         )
 
 

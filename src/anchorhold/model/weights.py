@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, lacks_memory
 from ..extensions import is_hub
+from ..interface import option, worded
 from ..runs.fields import dig, parsed
 from ..runs.files import regular
 from ..runs.folder import EXPORT
@@ -99,7 +100,7 @@ def load_weights(module: nn.Module, source: Source, name: str) -> LoadReport:
         saved = saved_config(path)
         if saved is not None and saved["backbone"].partition(".")[0] != name.partition(".")[0]:
             raise ModelError(
-                f"{label} holds a {saved['backbone']}, not a {name}; set model.backbone={saved['backbone']}, "
+                f"{label} holds a {saved['backbone']}, not a {name}; set model.backbone to {saved['backbone']}, "
                 "or give other weights"
             )
         with called(source):
@@ -128,7 +129,7 @@ def check_model(path: Path) -> None:
         return  # its reader reports it
     if reason:
         resumable = (path.parent / "last.safetensors").is_file() and (path.parent / "run.json").is_file()
-        again = f"anchorhold resume {quote(str(path.parent))}"
+        again = _resuming(path.parent)
         todo = f", or run `{again}` to export it again from the checkpoint" if resumable else ""
         raise ModelError(f"{path} is damaged or was replaced ({reason}); restore it from a copy{todo}")
 
@@ -167,7 +168,7 @@ def file_of(source: Source) -> Path:
         if (path / EXPORT).is_file():
             return path / EXPORT
         begun = (path / "run.json").is_file()
-        todo = f"finish the run: anchorhold resume {quote(str(source))}" if begun else "give a file or a finished run"
+        todo = f"finish the run: {_resuming(source)}" if begun else "give a file or a finished run"
         raise ModelError(f"weights {str(source)!r}: no {EXPORT} in this folder; {todo}")
     if not path.is_file():
         raise ModelError(
@@ -221,6 +222,11 @@ def check_numbers(tensors: Mapping[str, Tensor], label: str, own: Mapping[str, T
             raise ModelError(f"{label}: {name} holds whole numbers ({tensor.dtype}); save the weights as float32")
 
 
+def _resuming(run: str | Path) -> str:
+    """What resumes a run, for a message."""
+    return worded(f"anchorhold resume {quote(str(run))}", f"ah.resume({str(run)!r})")
+
+
 # ---------------------------------------------------------------- by name
 
 
@@ -229,7 +235,9 @@ def name_in_timm(source: str, name: str) -> str:
     if source != "imagenet":
         return source.removeprefix("timm:")
     if is_own(name):
-        raise ModelError(f"no ImageNet weights exist for {name!r}; use --weights none (None in Python) or a file")
+        raise ModelError(
+            f"no ImageNet weights exist for {name!r}; use {worded('--weights none', 'weights=None')} or a file"
+        )
     return f"{name}.tv_in1k" if re.fullmatch(r"resnet(18|34|50|101|152)", name) else name
 
 
@@ -249,7 +257,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
     except Exception as error:  # timm, the hub or the network may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"could not download the weights {tag!r} ({reason}); give a file: weights='FILE', --weights FILE"
+            f"could not download the weights {tag!r} ({reason}); give a file with {option('weights', 'FILE')}"
         ) from None
     state: dict[str, Tensor] = model.state_dict()
     return state

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import AnchorholdError, ModelError, SettingsError, lacks_memory, nearest
 from ..extensions import is_hub, kind_of, reason_of
 from ..geometry import unit as on_sphere
+from ..interface import argument, worded
 from .before import Backward, Step, check_step, named, taken
 from .embedder import Embedder
 from .no_gradients import Function, check_function
@@ -137,10 +138,10 @@ class Victim(nn.Module):
             return f"the model calls sys.exit({error.code!r}) at {call}; remove that"
         if self._answered[x.shape[1:]]:
             return f"the model fails at {call} ({reason_of(error)}); earlier calls worked, so check its code"
-        other = ", or arrays=True if it needs NumPy arrays" if isinstance(self.module, Function) else ""
+        other = ", or use ah.wrap(…, arrays=True) if it needs NumPy arrays" if isinstance(self.module, Function) else ""
         return (
             f"the model fails on images of shape {tuple(x.shape)} ({reason_of(error)}); "
-            f"give images of its size and channels, or set `size`{other}"
+            f"give images of its size and channels, or set {argument('size')}{other}"
         )
 
     def _pick(self, out: Any) -> Tensor:
@@ -156,7 +157,10 @@ class Victim(nn.Module):
             likely = [name for name in _KNOWN if name in tensors] or list(tensors)
             if len(likely) != 1:
                 shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in tensors.items())
-                raise ModelError(f"the model returns {shapes or 'no tensor'}; choose one with output='NAME'")
+                raise ModelError(
+                    f"the model returns {shapes or 'no tensor'}; "
+                    + worded("return ah.wrap(net, output='NAME') from your function", "use ah.wrap(net, output='NAME')")
+                )
             chosen = tensors[likely[0]]
             self._note(f"the output {likely[0]!r} is the embedding")
         if not isinstance(chosen, Tensor):
@@ -311,7 +315,7 @@ def _named(out: Any) -> dict[str, Any]:
 
 def _chosen(out: Any, output: int | str) -> Any:
     if isinstance(out, Tensor):
-        raise ModelError(f"the model returns one tensor {tuple(out.shape)}; leave out output={output!r}")
+        raise ModelError(f"the model returns one tensor {tuple(out.shape)}; leave output {output!r} out")
     if isinstance(output, int):
         parts = list(out) if isinstance(out, tuple | list) else []
         if -len(parts) <= output < len(parts):

@@ -25,8 +25,11 @@ Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it s
 
 @dataclass(frozen=True)
 class Objective:
-    """The function to climb. Each callable takes the embeddings (U', V, D) of some units and their positions (U',) in
-    the original batch; constants are looked up by position, never assumed aligned."""
+    """The function to climb.
+
+    Each callable takes the embeddings (U', V, D) of some units, and their positions (U',) in the original batch.
+    Find constants by these positions: the units need not be in order.
+    """
 
     value: Value  # one number per unit, or one scalar where the objective couples the units
     # Hinged objectives: which units met their goal and have zero gradient; one boolean where units are coupled.

@@ -126,7 +126,8 @@ def steepest(
             value = first(embeddings, where) if first is not None and opening else objective.value(embeddings, where)
         check(
             objective.coupled or value.shape == active.shape,
-            f"the objective gave {tuple(value.shape)} for {len(active)} units; give one per unit, or set coupled=True",
+            f"the objective gave {tuple(value.shape)} for {len(active)} units; "
+            "give one per unit, or use ah.Objective(…, coupled=True)",
         )
         if budget.weighs:
             height = (objective.value(embeddings.detach(), where) if opening else value.detach()).double()

@@ -5,6 +5,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import SettingsError, check, nearest
+from ..interface import argument
 from ..schedules import Schedule, falling
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Budget:
 
 def check_radius(eps: float, norm: str, low: float = 0.0, high: float = 1.0) -> None:
     """Refuse a radius or norm that is not valid."""
-    check(norm in ("linf", "l2"), f"norm {norm!r}; there are: linf, l2")
+    check(norm in ("linf", "l2"), f"{argument('norm')} cannot be {norm!r}; there are: linf, l2")
     check(isinstance(eps, Real), f"ε is a number such as 8 / 255, not {eps!r}")
     check(eps >= 0, f"ε must not be negative, got {eps}")
     check(

@@ -112,7 +112,7 @@ def chart(
 
 
 def key(series: Sequence[Series]) -> "Markup":
-    """A key: the look of each series, with its name."""
+    """A key: the colour and mark of each series, with its name."""
     from markupsafe import Markup
 
     words = []

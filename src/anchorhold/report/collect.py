@@ -24,6 +24,7 @@ from ..runs.audits import read_audit
 from ..runs.fields import dig, number
 from ..runs.folder import Run
 from ..runs.health import lost, upper_end
+from .curve import headline_of
 from .shifts import shifts_by_today
 
 __all__ = ["Entry", "Found", "collect", "data_name", "dig", "flat_since", "number", "read_audit", "read_run", "walk"]
@@ -43,6 +44,7 @@ class Entry:
     name: str = ""
     audit_at: Path | None = None  # the folder of the audit
     strong: "Entry | None" = None  # a strong audit of the run other than `audit`
+    curved: "Entry | None" = None  # an audit of the run with R@1 against ε, where `audit` and `strong` have none
     row: str = ""  # the published row that it repeats
     derived: frozenset[str] = frozenset()  # columns of `rows` derived from others, see shifts.py
 
@@ -171,7 +173,7 @@ def walk(roots: Sequence[Path], problems: list[str]) -> Iterator[Path]:
     seen: set[Path] = set()
     for root in roots:
         if not root.is_dir():
-            raise RunError(f"there is no folder {root}")
+            raise RunError(f"there is no folder {root}; give one with runs or audits")
     inside_of = {root.resolve() for root in roots}
     waiting = list(reversed(roots))
     while waiting:
@@ -255,13 +257,28 @@ def _paired(runs: Sequence[Entry], audits: Sequence[Entry], problems: list[str])
         found = sorted(theirs.get(run.path, []), key=_attacked, reverse=True)
         strong = next((each for each in found if each.strongest), None)
         strong = None if strong in found[:1] else strong
+        curved = _curved(found, strong)
         problems += [
             f"left out: {each.path}; {found[0].path} attacks as many images or more"
             for each in found[1:]
-            if each is not strong
+            if each is not strong and each is not curved
         ]
-        pairs.append(replace(run, audit=found[0].audit, audit_at=found[0].path, strong=strong) if found else run)
+        if found:
+            run = replace(run, audit=found[0].audit, audit_at=found[0].path, strong=strong, curved=curved)
+        pairs.append(run)
     return pairs + alone
+
+
+def _curved(found: Sequence[Entry], strong: Entry | None) -> Entry | None:
+    """The audit to take R@1 against ε from, where the shown ones have none: one with the same threat as the first."""
+    shown = [each for each in (*found[:1], strong) if each is not None]
+    if any(headline_of(each.audit or {}) for each in shown):
+        return None
+    return next((each for each in found if headline_of(each.audit or {}) and _threat(each) == _threat(found[0])), None)
+
+
+def _threat(audit: Entry) -> tuple[float | None, str]:
+    return number(dig(audit.audit, "settings", "eps")), str(dig(audit.audit, "settings", "norm") or "linf")
 
 
 def _same_weights(audit: Entry, runs: Sequence[Entry]) -> Entry | None:

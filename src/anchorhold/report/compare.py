@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from ..errors import RunError, check, nearest
+from ..interface import option
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
 from ..runs.audits import attack_in_words
@@ -82,8 +83,8 @@ def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
 
 
 def _left(entry: Entry) -> Cell:
-    """R@1 under the strong attack, from a strong audit or the audit's curve."""
-    known = (recall_left(each.audit) for each in (entry.strongest, entry) if each is not None)
+    """R@1 under the strong attack, from a strong audit or the curve of an audit."""
+    known = (recall_left(each.audit) for each in (entry.strongest, entry, entry.curved) if each is not None)
     return next((Estimate(*found) for found in known if found is not None), None)
 
 
@@ -207,7 +208,9 @@ def published_table(entries: Sequence[Entry]) -> Table:
     """The runs that repeat a published row, with the numbers of that row and of its rerun."""
     repeating = [entry for entry in entries if row_of(entry) is not None]
     if not repeating:
-        raise RunError("no run here repeats a published row; train with --row ROW, or name rows in rows.toml")
+        raise RunError(
+            f"no run here repeats a published row; train with {option('row', 'ROW')}, or name rows in rows.toml"
+        )
     values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PAPER)}
     shown = [replace(values[key].column, span=False, spare=key in _BESIDE_SPARE) for key in _BESIDE]
     rows = tuple(tuple(values[key].of(entry) for key in _BESIDE) for entry in repeating)

@@ -11,7 +11,7 @@ from ..runs.fields import dig
 from .charts import Axis, Point, Series, chart, key
 from .collect import Entry, data_name
 from .compare import counts, runs_table, value_of
-from .curve_chart import drawn_together
+from .curve_chart import Drawn, drawn_together
 from .page import cut, fixed, write_page
 from .tables import Cell, Column, Estimate, plain, used, written
 
@@ -51,7 +51,7 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
         lines=lines,
         notes=table.notes,
         problems=problems,
-        curves=drawn_together([(cut(entry.name), curve) for entry in entries if (curve := _curve(entry))]),
+        curves=_curves(entries),
         scatter=_scatter(entries, published),
         published=[(row, fixed(row.published["R@1"]), fixed(row.published["ERS"])) for row in published],
     )
@@ -67,13 +67,18 @@ def _cell(cell: Cell, column: Column) -> Shown:
     return Shown(text, span if column.span else "", repr(float(value)), low, high)
 
 
-def _curve(entry: Entry) -> Mapping[str, Any] | None:
-    """R@1 against ε of a run: of its strong audit, or of its audit."""
-    for known in (entry.strongest, entry):
-        curve: Mapping[str, Any] = (dig(known.audit, "curve") if known is not None else None) or {}
-        if dig(curve, "protocol") == "strong":
-            return curve
-    return None
+def _curves(entries: Sequence[Entry]) -> list[Drawn]:
+    """A chart of R@1 against ε for each norm: an ε in Linf and one in L2 do not compare."""
+    by_norm: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for entry in entries:
+        for known in (entry.strongest, entry, entry.curved):
+            curve: Mapping[str, Any] = (dig(known.audit, "curve") if known is not None else None) or {}
+            if known is not None and dig(curve, "protocol") == "strong":
+                norm = str(dig(known.audit, "settings", "norm") or "linf")
+                by_norm.setdefault(norm, []).append((cut(entry.name), curve))
+                break
+    drawn = (drawn_together(curves, norm) for norm, curves in by_norm.items())
+    return [each for each in drawn if each is not None]
 
 
 # ---------------------------------------------------------------- R@1 against ERS

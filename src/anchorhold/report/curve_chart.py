@@ -15,6 +15,8 @@ __all__ = ["Drawn", "drawn_curve", "drawn_together"]
 
 Drawn = tuple["Markup", "Markup", str, str]  # the chart, its key, a description and a title
 
+_NORMS = {"linf": "Linf", "l2": "L2"}
+
 
 def drawn_curve(curve: Any, audit: Mapping[str, Any]) -> Drawn | None:
     """The chart of one audit; None without a curve."""
@@ -38,14 +40,16 @@ def drawn_curve(curve: Any, audit: Mapping[str, Any]) -> Drawn | None:
     return drawn, key(series), about, title
 
 
-def drawn_together(curves: Sequence[tuple[str, Mapping[str, Any]]]) -> Drawn | None:
-    """R@1 of several models against ε; None where no audit has a curve."""
+def drawn_together(curves: Sequence[tuple[str, Mapping[str, Any]]], norm: str = "linf") -> Drawn | None:
+    """R@1 of several models against ε of one norm; None where no audit has a curve."""
     known = [(name, curve) for name, curve in curves if dig(curve, "lines", "R@1") and dig(curve, "eps")]
     if not known:
         return None
     series = [_series(curve, "R@1", curve["lines"]["R@1"], name, look) for look, (name, curve) in enumerate(known)]
-    title = "R@1 against ε under the strong attack"
-    drawn = chart(series, Axis("ε", (0.0,)), Axis("R@1 (%)", (0.0, 100.0)), title, size=(600, 340))
+    title = f"R@1 against ε under the strong attack ({_NORMS.get(norm, norm)})"
+    drawn = chart(
+        series, Axis(f"ε in {_NORMS.get(norm, norm)}", (0.0,)), Axis("R@1 (%)", (0.0, 100.0)), title, size=(600, 340)
+    )
     queries = {curve.get("queries") for _, curve in known}
     about = "Bars are 95 % intervals."
     if len(queries) > 1:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AnchorholdError, check
+from ..interface import option
 from ..runs.writing import atomic
 from .tables import one_line, shortened
 
@@ -22,7 +23,7 @@ _FORMATS = (".png", ".pdf", ".svg")
 def writable(out: str | Path) -> Path:
     """Check the file name and that matplotlib is installed, before anything is read or drawn."""
     out = Path(out)
-    check(out.suffix.lower() in _FORMATS, f"--out {out}: give a file that ends in {', '.join(_FORMATS)}")
+    check(out.suffix.lower() in _FORMATS, f"{option('out', str(out))}: give a file that ends in {', '.join(_FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError, check, nearest
+from ..interface import option
 from ..runs.fields import number
 from .collect import Entry
 from .compare import COLLAPSE, column_of, judged, value_of
@@ -162,7 +163,7 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
     kept = {column: label for column, label in panels.items() if column in logged}
     if not kept:
         raise RunError(
-            f"no run here has logged {', '.join(panels) or 'anything'}; train again, or choose another --what"
+            f"no run here has logged {', '.join(panels) or 'anything'}; train again, or choose another {option('what')}"
         )
     return kept
 

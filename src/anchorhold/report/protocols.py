@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from ..columns import ERS_COLUMNS, NOT_PERCENT
 from ..errors import RunError
+from ..interface import option, worded
 from ..runs.fields import dig, number
 from .collect import Entry
 from .compare import COLLAPSE, method_cell, score_in
@@ -22,7 +23,10 @@ def columns_table(entries: Sequence[Entry]) -> Table:
     """One line per run and protocol: the ten columns, ERS, ARS, and how much ERS overstates the next protocol."""
     audited = [entry for entry in entries if entry.audit]
     if not audited:
-        raise RunError("no audits here: make one with `anchorhold audit RUN --data DATA`")
+        raise RunError(
+            "no audits here: make one with "
+            + worded("`anchorhold audit RUN --data DATA`", "ah.audit(model, data, out=FOLDER)")
+        )
     columns = (
         Column("name", "run"),
         Column("protocol", "protocol"),
@@ -59,7 +63,7 @@ def strong_table(entries: Sequence[Entry]) -> Table:
     """Standard and strong: ERS and ARS of the corrected protocol, and of the ensemble of attacks."""
     found = [(entry, entry.strongest) for entry in entries if entry.strongest]
     if not found:
-        raise RunError("no strong audit here: make one with `anchorhold audit RUN --data DATA --strength strong`")
+        raise RunError(f"no strong audit here: make one with {option('strength', 'strong')}")
     columns = (
         Column("name", "run"),
         Column("method", "method"),

@@ -113,7 +113,7 @@ def plain(cell: float | Estimate | Mean) -> float:
     return cell if isinstance(cell, int | float) else cell.value
 
 
-_FORMATS = ("text", "markdown", "csv", "json")
+_FORMATS = ("text", "markdown", "latex", "csv", "json")
 
 
 def check_format(format: str) -> None:
@@ -122,7 +122,7 @@ def check_format(format: str) -> None:
 
 
 def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
-    """The table as text, Markdown, CSV or JSON; `width` limits the width of text, None for no limit.
+    """The table as text, Markdown, LaTeX, CSV or JSON; `width` limits the width of text, None for no limit.
 
     In Markdown, links are relative to the folder `beside`; without it there are none.
     """
@@ -131,6 +131,10 @@ def render(table: Table, format: str = "text", width: int | None = None, beside:
         return _text(table, width)
     if format == "markdown":
         return _markdown(table, beside)
+    if format == "latex":
+        from .latex import latex  # which needs this module
+
+        return latex(table)
     return _csv(table) if format == "csv" else _json(table)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..config.recipes import parse_assignments
 from ..config.settings import Settings
 from ..errors import SettingsError, check, nearest
+from ..interface import option
 
 __all__ = ["Row", "check_row", "published_on", "row_named", "row_settings", "rows"]
 
@@ -98,10 +99,10 @@ def check_row(row: Row, settings: Settings) -> None:
     data = settings.data.name
     check(
         data == row.data or data not in {each.data for each in rows()},
-        f"{row.id} is a row for {row.data}, not {data}: train on {row.data}, or use --recipe {row.recipe}",
+        f"{row.id} is a row for {row.data}, not {data}: train on {row.data}, or use {option('recipe', row.recipe)}",
     )
     check(
         not row.published.get("init") or settings.model.weights != "imagenet",
-        "the paper starts from adversarially trained weights; give yours with --weights "
+        f"the paper starts from adversarially trained weights; give yours with {option('weights')} "
         f"({row.id} had ε = {row.published.get('init', 0):g}/255)",
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..console import shown
 from ..display import frame_of, html_table
 from ..errors import RunError, lacks_memory
+from ..interface import option, worded
 from .fields import dig, field, number, parsed
 from .files import regular
 from .schemas import RUN_SCHEMA, upgraded
@@ -52,13 +53,16 @@ class Run:
         # A run without a checkpoint has nothing to lose.
         if not replace and any((run.path / f"{name}.safetensors").exists() for name in ("last", "previous", "model")):
             raise RunError(
-                f"{run.path} already holds a run; to resume it, run `anchorhold resume {run.path}`, "
-                "or choose another --out"
+                f"{run.path} already holds a run; to resume it, "
+                + worded(f"run `anchorhold resume {run.path}`", f"call ah.resume({str(run.path)!r})")
+                + f", or choose another {option('out')}"
             )
         try:
             run.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot create the run folder {run.path}: {error.strerror}; choose another --out") from None
+            raise RunError(
+                f"cannot create the run folder {run.path}: {error.strerror}; choose another {option('out')}"
+            ) from None
         for name in ("last", "previous", "model"):
             (run.path / f"{name}.safetensors").unlink(missing_ok=True)
         (run.path / "metrics.jsonl").unlink(missing_ok=True)
@@ -82,7 +86,7 @@ class Run:
             info: dict[str, Any] = parsed(regular(self.path / "run.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunError(
-                f"{self.path} is not a run folder: it has no run.json; give a folder that `anchorhold train` made"
+                f"{self.path} is not a run folder: it has no run.json; give a folder that a training made"
             ) from None
         except (OSError, ValueError) as error:
             raise RunError(f"cannot read {self.path / 'run.json'}: {error}") from None

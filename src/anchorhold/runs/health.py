@@ -30,5 +30,5 @@ def lost(start: float | None, now: float | None) -> str:
         return ""
     return (
         f"R@1 of the features fell from {start:.1f} to {now:.1f}, too low for a defence to start from; "
-        "try a smaller defence.eps or optimiser.lr, then continue with larger ones from that run by --weights"
+        "try a smaller defence.eps or optimiser.lr; then start from that run, with larger values"
     )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError
+from ..interface import option
 
 if TYPE_CHECKING:
     from ..console import Report
@@ -92,7 +93,9 @@ class _Lock:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = "it is a file" if self.folder.is_file() else error.strerror
-            raise RunError(f"cannot create the folder {self.folder}: {reason}; choose another --out") from None
+            raise RunError(
+                f"cannot create the folder {self.folder}: {reason}; choose another {option('out')}"
+            ) from None
         while True:
             try:
                 file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -112,7 +115,9 @@ class _Lock:
             if not locked:
                 holder = _holder(file)
                 let_go(file)
-                raise RunError(f"{self.folder} is in use by {holder}; wait until it ends, or choose another --out")
+                raise RunError(
+                    f"{self.folder} is in use by {holder}; wait until it ends, or choose another {option('out')}"
+                )
             if self._is_still(file):
                 break
             let_go(file)  # its holder removed it between our open and our lock

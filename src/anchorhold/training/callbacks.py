@@ -6,7 +6,7 @@
 
     ah.fit(model, data, callbacks=[Mine(), "tensorboard"])
 
-The first rank calls them, in order. One that raises is named in a warning and not called again: the training goes on.
+The first rank calls them, in order. One that raises is named in a warning and not called again; training continues.
 """
 
 import inspect

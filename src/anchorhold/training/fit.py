@@ -27,6 +27,7 @@ from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
 from ..errors import ModelError, RunError
 from ..extensions import Origin, is_hub
+from ..interface import option, worded
 from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
@@ -160,7 +161,7 @@ def resume(
     run = Run(out, writes=ranks.first)
     ranks.once(run.read_json)  # before locking, so that a folder without a run stays untouched
     report = report if report and ranks.first else Silent()
-    command = f"anchorhold resume {quote(str(run.path))} --allow {{}}"
+    command = worded(f"anchorhold resume {quote(str(run.path))} --allow {{}}", "allow=['{}']")
     given = frozenset() if defence is None else frozenset({name_of(defence)})
     origin = Origin(str(run.path / "run.json"), frozenset(allow) | given, command)
     with one_writer(out, ranks, report):
@@ -210,7 +211,7 @@ def _resumed_data(
     """The data of a run: found again by name and root, or given again."""
     wanted = settings.data
     if data is None and wanted.name in IN_MEMORY:
-        raise RunError(f"{run.path} was given its data by hand: give the same again, ah.resume(…, data=…)")
+        raise RunError(f"{run.path} was given its data in Python: give the same again with ah.resume(…, data=…)")
     if data is None and not is_own(wanted.name):
         return dataset(wanted.name, root or wanted.root or None, held_out=wanted.held_out)
     given, place = (wanted.name, root or wanted.root or None) if data is None else (data, None)
@@ -239,13 +240,13 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
         name, module = (preset, f"ah.load({preset!r})") if isinstance(preset, str) else ("module:function", "…")
         raise RunError(
             f"{run.path} trains a module of yours, {preset or config['module']}: give it again, as in "
-            f"ah.resume({str(run.path)!r}, model={module}) or --model {name}"
+            + worded(f"--model {name}", f"ah.resume({str(run.path)!r}, model={module})")
         )
     if run.load() is not None:
         return embedder_from(run.field(info, "model.config", dict), run.path / "run.json")
     if run.field(info, "model.given", bool):
         raise RunError(
-            f"{run.path} has no checkpoint yet, and you built its model yourself; give the model, or train again"
+            f"{run.path} has no checkpoint yet, and you built its model; give it with {option('model')}, or train again"
         )
     if is_hub(settings.model.weights):
         origin.check_download(settings.model.weights)
@@ -329,5 +330,6 @@ def _check_same_data(run: Run, info: Mapping[str, Any], data: Dataset, report: R
     seen = [split.lengths_fingerprint() if older else _mark(split, report) for split in splits]
     if seen != known:
         raise RunError(
-            f"the data of {run.path} changed since the run began; restore them, or train again with another --out"
+            f"the data of {run.path} changed since the run began; restore them, "
+            f"or train again with another {option('out')}"
         )

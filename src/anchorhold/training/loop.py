@@ -19,6 +19,7 @@ from ..defences.settings import Inner
 from ..defences.step import Batch
 from ..errors import Interrupted
 from ..extensions import code_named_in
+from ..interface import worded
 from ..model.trainable import Trainable
 from ..model.weights import digest
 from ..model.wrap import fingerprint_of
@@ -153,9 +154,13 @@ def stop_if_asked(trainer: Trainer, stopping: Callable[[], bool]) -> None:
     if trainer.ranks.any(stopping()):
         trainer.save()
         trainer.run.update_json(status="interrupted")
+        path, code = str(trainer.run.path), list(dict.fromkeys(code_named_in(to_dict(trainer.settings))))
         raise Interrupted(
-            f"stopped and saved at step {trainer.at.step}; to resume: anchorhold resume {quote(str(trainer.run.path))}"
-            + "".join(f" --allow {quote(name)}" for name in dict.fromkeys(code_named_in(to_dict(trainer.settings))))
+            f"stopped and saved at step {trainer.at.step}; to resume: "
+            + worded(
+                f"anchorhold resume {quote(path)}" + "".join(f" --allow {quote(name)}" for name in code),
+                f"ah.resume({path!r}{f', allow={code}' if code else ''})",
+            )
         )
 
 

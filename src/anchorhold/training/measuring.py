@@ -2,7 +2,7 @@
 
 Nothing is written, and the model, its gradients and torch's random numbers stay as they were. Where a whole batch would
 take too long, a part of it is timed: on a CPU the time grows with the number of images. Attacks take all their steps:
-in training, triplets that meet their goal are dropped, fewer of them as training goes on.
+in training, triplets that meet their goal are dropped, fewer of them later in training.
 """
 
 import copy
@@ -209,7 +209,7 @@ class _Trial:
         return time.monotonic() - begun
 
     def measured(self, size: int, whole: int, seconds: float) -> Measured:
-        """What the last step and a forward pass tell; a whole batch takes so many seconds."""
+        """What the last step and a forward pass tell; a whole batch takes these seconds."""
         work = self.trainer.meters.total("image_steps") * whole / size
         return Measured(size, seconds, max(self.yielded, 1), work, self._pass(), None)
 

@@ -15,6 +15,7 @@ from ..data.splits import Dataset
 from ..defences.own import name_of
 from ..defences.settings import Inner
 from ..errors import check
+from ..interface import worded
 from ..model.embedder import Embedder
 from ..model.encoders import preset_of
 from ..model.preprocessing import preprocessing_of
@@ -123,7 +124,7 @@ def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Se
     check(
         settings.data.held_out == data.held_out,
         f"data.held_out is {settings.data.held_out}, but the data set holds out {data.held_out} classes; "
-        "give the number where you load it, ah.dataset(…, held_out=N)",
+        + worded("give the number once", "give the number where you load it, ah.dataset(…, held_out=N)"),
     )
     if model is None:
         return settings

@@ -65,7 +65,7 @@ def judge_canary(run: Run, row: Mapping[str, Any], report: Report) -> None:
     if gap > CANARY:
         text = (
             f"by epoch {row['epoch']} the inner attack misses {100 * gap:.0f} % of what it finds in fp32 without "
-            "dropping finished units; train with --set train.precision=fp32 --set train.compile=off"
+            "dropping finished triplets; set train.precision to fp32 and train.compile to off"
         )
         _flag(run, report, "canary", row["epoch"], text, gap)
 

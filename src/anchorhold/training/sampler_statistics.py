@@ -19,6 +19,7 @@ from ..data.splits import Dataset
 from ..device import device_named
 from ..errors import check
 from ..geometry import euclidean
+from ..interface import argument
 from ..model.frozen import embed_all, frozen
 from ..random import Key
 from ..report.tables import Column, Table
@@ -64,8 +65,8 @@ def sampler_hardness(
         For each sampler (batches, 4): mean and variance of H, then C at λ = 10 in two forms. The first gives near
         pairs the largest weight (Tian et al. 2024, eq. 5), the second far pairs, as the published code does.
     """
-    check(batches >= 0, f"--batches must be at least 0, got {batches}; 0 is one epoch")
-    check(margin > 0, f"--margin must be above 0, got {margin}")
+    check(batches >= 0, f"{argument('batches')} must be at least 0, got {batches}; 0 is one epoch")
+    check(margin > 0, f"{argument('margin')} must be above 0, got {margin}")
     report, where, key = report or Silent(), device_named(device), Key.of(settings.train.seed)
     model = build_model(settings, data).to(where)
     images = load_images(data.train, settings.data, where, report)

@@ -34,6 +34,7 @@ from ..device import device_named
 from ..distributed import joined
 from ..errors import AnchorholdError, Interrupted, ModelError, RunError, check
 from ..extensions import Origin, code_named_in
+from ..interface import option, worded
 from ..model.load import load
 from ..model.trainable import trainable
 from ..model.wrap import Victim
@@ -88,7 +89,7 @@ def parse_vary(texts: Sequence[str]) -> dict[str, list[str]]:
         check(key.strip() not in varied, f"--vary {key.strip()} is given twice; put all its values into one option")
         varied[key.strip()] = words
     few = bool(varied) and len(varied.keys() - {SEED}) <= 2
-    check(few, "vary one or two settings, e.g. --vary defence.steps=4,8; train.seed may be varied too")
+    check(few, "vary one or two settings, e.g. defence.steps=4,8; train.seed may be varied too")
     return varied
 
 
@@ -101,14 +102,17 @@ def points(recipe: str, vary: Mapping[str, Sequence[str]], overrides: Mapping[st
         for key, value in ((k, v) for k, v in chosen.items() if k != RECIPE):
             check(
                 key != "data.held_out",
-                "a sweep has one data set: give data.held_out with --set, and vary another setting",
+                "a sweep has one data set: give data.held_out as a fixed setting, and vary another setting",
             )
             *sections, name = key.split(".")
             branch = tree
             for section in sections:
                 branch = branch.setdefault(section, {})
-                check(isinstance(branch, dict), f"{section} is a section; leave out the --set that gives it a value")
-            check(name not in branch, f"{key} is both set and varied; leave out the --set")
+                check(
+                    isinstance(branch, dict),
+                    f"{section} is a section; leave out {worded('the --set', 'the override')} that gives it a value",
+                )
+            check(name not in branch, f"{key} is both set and varied; leave out {worded('the --set', 'the override')}")
             branch[name] = "" if (key, value) == ("model.weights", "none") else value
         settings = settings_from(chosen.get(RECIPE, recipe), tree)
         same = next((each.folder for each in found if each.settings == settings), None)
@@ -238,7 +242,7 @@ def _check_same(path: Path, was: Settings, now: Settings) -> None:
     old, new = (dict(leaves(to_dict(each))) | {"data.root": ""} for each in (was, now))
     changed = [f"{key} = {old.get(key)!r}" for key in {**old, **new} if old.get(key) != new.get(key)]
     if changed:
-        raise RunError(f"{path} holds a run with other settings ({', '.join(changed)}); choose another --out")
+        raise RunError(f"{path} holds a run with other settings ({', '.join(changed)}); choose another {option('out')}")
 
 
 def _audit(
