@@ -29,6 +29,8 @@ def test_compare(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert code == 0 and out == "written: table.md\n" and (tmp_path / "table.md").read_text().startswith("| run |")
     run(capsys, monkeypatch, "compare", "runs", "--out", "table.csv")
     assert (tmp_path / "table.csv").read_text().startswith("name,method,")
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--out", "table.tex", "--columns", "r1, ers_corrected")
+    assert code == 0 and r"run & R@1 & ERS corr. \\" in (tmp_path / "table.tex").read_text()
     code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--matrix", "source, steps", "--value", "r1")
     assert code == 0 and "softhard" in out and "61.0" in out
     code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--table", "entanglement")
@@ -179,7 +181,7 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot runs --what entanglement --out c.png", "compare DIR --table entanglement"),
         ("plot runs --what curvs --out c.png", "did you mean curves?"),
         ("plot runs --what rwos --out c.png", "did you mean rows?"),
-        ("compare runs --out table.pdf", "give a file that ends in .md, .csv, .json or .txt (compare: .html too)"),
+        ("compare runs --out table.pdf", "give a file that ends in .md, .tex, .csv, .json"),
         ("plot runs --against defence.stps --out c.png", "did you mean defence.steps?"),
         ("hardness digits --batches -1", "--batches must be at least 0"),
         ("hardness dgits", "did you mean digits?"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..report.tables import Table
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, at any depth")]
-Format = Annotated[str, typer.Option(help="text, markdown, csv, json or html; default: by the extension of --out")]
+Format = Annotated[str, typer.Option(help="text, markdown, latex, csv, json or html; default: by the extension of --out")]
 DataSet = Annotated[
     str, typer.Argument(help="cub, digits, gaussians, …, a folder of class folders, a CSV, or module:function")
 ]
@@ -73,8 +73,11 @@ def compare(
     ] = "r1,ers",
     table: Annotated[
         str,
-        typer.Option(help="runs, print (beside published rows), columns (of each attack), strong, entanglement"),
+        typer.Option(help="runs, published (beside published rows), columns (of each attack), strong, entanglement"),
     ] = "runs",
+    columns: Annotated[
+        str, typer.Option(metavar="KEY,...", help="Show these columns of the CSV alone, e.g. r1,r1_strong")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal")] = None,
     into: Annotated[Path | None, typer.Option(help="Update the marked tables in this Markdown page")] = None,
 ) -> None:
@@ -84,7 +87,7 @@ def compare(
 
     check(table in TABLES, f"no table {table!r}; {nearest(table, TABLES)}")
     if into is not None:
-        alone = not (format or sort or matrix or out or table != "runs")
+        alone = not (format or sort or matrix or columns or out or table != "runs")
         check(alone, "--into writes the tables that the page names; leave out the other options")
         count, problems = write_into(into, folders)
         _warn(problems)
@@ -92,8 +95,8 @@ def compare(
         return
     page = format == "html" or (not format and out is not None and out.suffix.lower() in (".html", ".htm"))
     check(
-        not page or (not matrix and table == "runs"),
-        "an HTML page always shows the runs; leave out --matrix and --table",
+        not page or (not matrix and not columns and table == "runs"),
+        "an HTML page always shows the runs; leave out --matrix, --table and --columns",
     )
     check(not page or out is not None, "an HTML page needs a file; add --out compare.html")
     keys = [key.strip() for key in matrix.split(",")]
@@ -114,7 +117,8 @@ def compare(
         shown = by_settings(entries, keys[0], keys[1], values)
     else:
         shown = TABLES[table](entries)
-    _show(shown.sorted_by(sort) if sort else shown, format, out)
+    shown = shown.sorted_by(sort) if sort else shown
+    _show(shown.only([key.strip() for key in columns.split(",")]) if columns else shown, format, out)
 
 
 @app.command()
@@ -263,7 +267,7 @@ def _warn(lines: tuple[str, ...]) -> None:
         Console().say(line)
 
 
-_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv", ".json": "json"}
+_ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".csv": "csv", ".json": "json", ".tex": "latex"}
 
 
 def _format(format: str, out: Path | None) -> str:
@@ -272,7 +276,7 @@ def _format(format: str, out: Path | None) -> str:
     from ..report.tables import check_format
 
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
-    endings = ".md, .csv, .json or .txt (compare: .html too)"
+    endings = ".md, .tex, .csv, .json or .txt (compare: .html too)"
     check(bool(format or ending), f"--out {out}: give a file that ends in {endings}, or add --format")
     check_format(format or ending)
     return format or ending
