@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..report.tables import Table
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders with runs and audits, at any depth")]
-Format = Annotated[str, typer.Option(help="text, markdown, latex, csv, json or html; default: by the extension of --out")]
+Format = Annotated[str, typer.Option(help="text, markdown, latex, csv, json or html; default: by the ending of --out")]
 DataSet = Annotated[
     str, typer.Argument(help="cub, digits, gaussians, …, a folder of class folders, a CSV, or module:function")
 ]
