@@ -1,8 +1,8 @@
 """Tables in five formats: text for the terminal, Markdown, LaTeX, CSV, JSON.
 
 Text, Markdown and LaTeX round, omit empty columns, and end with notes; Markdown has links. CSV and JSON have every
-column and every digit, with extra columns for the ends of intervals and the number of runs behind a mean. JSON also has the
-settings and versions if one command made all rows.
+column and every digit, with extra columns for the ends of intervals and the number of runs behind a mean. JSON also has
+the settings and versions if one command made all rows.
 """
 
 import csv
