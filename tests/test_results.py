@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import anchorhold
+from anchorhold.auditing.flags import NARROW
 from anchorhold.config.build import build, to_dict
 from anchorhold.config.recipes import parse_assignments, settings_from
 from anchorhold.report.collect import collect
@@ -778,14 +779,13 @@ def test_the_page_says_what_our_own_recipe_gives() -> None:
 
 
 def test_embeddings_of_trained_models_do_not_share_a_cap() -> None:
-    """What docs/flags.md says of the threshold of `narrow`."""
+    """The flag `narrow` is far below the mean distance of every model that was trained with success."""
     ends = []
     for path in (ROOT / "results").rglob("metrics.jsonl"):
         last = json.loads(path.read_text().splitlines()[-1]).get("mean_distance")
         if path.parent.name != "teach-hm" and last is not None:
             ends.append(last)
-    told = f"none is below {int(100 * min(ends)) / 100}."
-    assert len(ends) > 20 and says((ROOT / "docs" / "flags.md").read_text(), told)
+    assert len(ends) > 20 and min(ends) > 5 * NARROW
 
 
 def test_with_ics_eight_steps_are_enough_for_thirteen_epochs() -> None:
@@ -878,7 +878,5 @@ def test_the_page_says_which_member_took_how_much() -> None:
 def test_the_example_of_a_curve_is_that_of_its_json() -> None:
     found = json.loads((ROOT / "results" / "strong" / "digits-hm-lga.json").read_text())
     assert "dirty" not in found["commit"]
-    page = (ROOT / "docs" / "auditing.md").read_text()
+    page = (ROOT / "docs" / "audit" / "threats.md").read_text()
     assert "\n".join(table_of_curve(found["curve"], None, 0)[:4]) in page
-    left = found["protocols"]["corrected"]["columns"]["GTM"]["value"]
-    assert f"in {found['seconds']:.0f} s on one core" in page and f"leaves {left:.1f}:" in page

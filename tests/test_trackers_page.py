@@ -1,4 +1,4 @@
-"""The code on docs/trackers.md, with stand-ins for the trackers, which are not installed: every row arrives."""
+"""The code on docs/guides/trackers.md, with stand-ins for the trackers, which are not installed: every row arrives."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ import pytest
 
 import anchorhold as ah
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "trackers.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "trackers.md"
 QUICK: dict[str, Any] = {"train": {"epochs": 2, "collapse_warmup": 9}, "batch": {"pairs": 64}}
 
 

@@ -46,6 +46,10 @@ def test_a_long_audit_is_said_beforehand_and_a_tiny_one_is_silent(
         "to make it shorter: fewer steps (now 3), fewer attacks (now 2), smaller images, or a GPU",
     ]
     assert numbers(found) == numbers(plain)
+    curve = Lines()
+    ah.audit(model, data, report=curve, **{**GIVEN, "limit": 21, "epsilons": [0.02]})
+    (way,) = [line for line in said(curve) if "to make it shorter" in line]
+    assert "(limit, now 21)" in way and "--curve none" in way and "epsilons=()" in way
     again = Lines()  # everything is there: nothing is left to say
     ah.audit(model, data, report=again, out=tmp_path / "a", **GIVEN)
     assert not said(again)

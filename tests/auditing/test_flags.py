@@ -1,4 +1,4 @@
-"""Flags: each is raised by a model made for it, sound models raise none, and each is in docs/flags.md."""
+"""Flags: each is raised by a model made for it, sound models raise none, and each is in docs/audit/flags.md."""
 
 import re
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from anchorhold.scores import Interval
 
 pytestmark = pytest.mark.medium
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "flags.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "audit" / "flags.md"
 WEIGHT = Key.of(0)("weight").normal(torch.arange(16), (64,), torch.float32)
 SMALL = Ball(0.06), Budget(16, 0.02)  # not multiples of 1/255
 BLIND = {"zero-gradient", "steps-do-not-hurt", "eps-does-not-hurt", "unbounded-attack-fails", "noise-as-strong"}

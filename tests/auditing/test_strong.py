@@ -592,6 +592,6 @@ def test_the_ensemble_is_what_the_page_says() -> None:
     assert ensemble.most_steps(goal_named("CA+", "corrected")) == 150 + 100 + 100 + 50
     assert ensemble.most_steps(goal_named("margin", "corrected")) == 5 * 25 + 2 * 2 + 300 + 300 + 100 + 100 + 50 == 979
     assert MEMBERS[-1].budget(0.1).steps == ensemble.SQUARE_QUERIES == 1000
-    page = (Path(__file__).resolve().parents[2] / "docs" / "auditing.md").read_text(encoding="utf-8")
-    for words in ("1,000 queries", "400 image-steps", "979", *(f"`{member.name}`" for member in MEMBERS)):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "audit" / "threats.md").read_text(encoding="utf-8")
+    for words in ("1,000", "400", "979", *(f"`{member.name}`" for member in MEMBERS)):
         assert words in page, words

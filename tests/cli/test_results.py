@@ -29,6 +29,8 @@ def test_compare(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert code == 0 and out == "written: table.md\n" and (tmp_path / "table.md").read_text().startswith("| run |")
     run(capsys, monkeypatch, "compare", "runs", "--out", "table.csv")
     assert (tmp_path / "table.csv").read_text().startswith("name,method,")
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--out", "table.tex", "--columns", "r1, ers_corrected")
+    assert code == 0 and r"run & R@1 & ERS corr. \\" in (tmp_path / "table.tex").read_text()
     code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--matrix", "source, steps", "--value", "r1")
     assert code == 0 and "softhard" in out and "61.0" in out
     code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--table", "entanglement")

@@ -68,7 +68,7 @@ def test_receipts_of_the_test_split_that_a_run_made_of_a_folder(
     shutil.copy("run/model.safetensors", "alone.safetensors")  # a model may travel without its run
     for model in ("run", "alone.safetensors"):
         code, out, err = run(capsys, monkeypatch, "verify", "a", "--model", model, *here)
-        assert code == 0 and out.startswith("8 images of 1 goals verified: recall"), err
+        assert code == 0 and out.startswith("8 images of 1 goal verified: recall"), err
         assert f"samples of {kind}/test (8 images of 2 classes)" in " ".join(out.split())
     code, out, err = run(capsys, monkeypatch, "audit", "run", *here, *options[:4], "--out", "a")
     assert code == 2 and "a holds a strong audit with receipts" in err  # which would not belong to it any more

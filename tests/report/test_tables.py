@@ -1,4 +1,4 @@
-"""One table in four formats, whatever the names are."""
+"""One table in five formats, whatever the names are."""
 
 import csv
 import io
@@ -126,6 +126,37 @@ def test_json_has_what_csv_has_and_says_where_it_comes_from() -> None:
     endless = render(Table((Column("r1", "R@1"),), ((float("nan"),), (float("inf"),))), "json")
     assert [row["r1"] for row in json.loads(endless, parse_constant=pytest.fail)["rows"]] == [None, None]
     assert found["rows"][1]["ers_low"] == 27.61 and found["rows"][1]["n"] == 1234567
+
+
+def cut(line: str) -> list[str]:
+    """The cells of a row of LaTeX, as LaTeX cuts them."""
+    assert line.endswith(r" \\")
+    return re.split(r"(?<!\\) ?& ?", line.removesuffix(r" \\"))
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, r"50 % & \input{x} #1_{2}^~$", "[a]"])
+def test_no_name_breaks_a_table_in_latex(name: str) -> None:
+    table = Table((Column("name", "run"), Column("r1", "R@1")), ((name, 12.34), ("other", 5.0)), (f"note {name}",))
+    _, begin, top, head, mid, first, second, *rest = render(table, "latex").splitlines()
+    assert begin == r"\begin{tabular}{lr}" and (top, mid) == (r"\toprule", r"\midrule")
+    assert cut(head) == ["run", "R@1"] and cut(second) == ["other", "5.0"]
+    assert len(cut(first)) == 2 and cut(first)[1] == "12.3" and not first.startswith("[")
+    assert rest[:2] == [r"\bottomrule", r"\end{tabular}"] and len(rest) == 3
+    # What LaTeX would obey is escaped: nothing but the escapes themselves begins with a backslash.
+    words = "textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|ldots"
+    allowed = rf"\\(?:(?:{words})\{{\}}|[&%$#_{{}}])|\$\\[a-z]+\$|\{{\}}\["
+    assert not set(re.sub(allowed, "", cut(first)[0])) & set("\\&%$#_{}~^")
+
+
+def test_chosen_columns_follow_the_name_in_the_order_asked() -> None:
+    columns = (Column("name", "run"), Column("r1", "R@1"), Column("ers", "ERS"))
+    table = Table(columns, (("a", 1.0, Estimate(2.0, 1.5, 2.5)), ("b", 3.0, None)))
+    chosen = render(table.only(["ers", "r1"]), "latex").splitlines()
+    assert cut(chosen[3]) == ["run", "ERS", "R@1"] and cut(chosen[5]) == ["a", "2.0 [1.5, 2.5]", "1.0"]
+    assert cut(chosen[6]) == ["b", "--", "3.0"]
+    assert [column.key for column in table.only(["r1", "name"]).columns] == ["name", "r1"]
+    with pytest.raises(SettingsError, match=r"no column 'er'.*ers"):
+        table.only(["er"])
 
 
 def test_sorting_puts_the_largest_first_and_what_is_missing_last() -> None:

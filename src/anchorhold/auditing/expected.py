@@ -16,6 +16,7 @@ __all__ = ["LONG", "say_if_long"]
 LONG = 300.0  # seconds: a longer audit is said beforehand
 _PIXELS = 1e8  # attacked pixels below which an audit takes a minute or two on any machine
 _IMAGES = 4
+FEW = 20  # attacked images: a smaller sample says nothing
 
 
 def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
@@ -32,12 +33,12 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
         return
     if seconds > LONG:
         count, settings = len(subject.attacked["query"]), subject.settings
-        ways = [f"fewer images (limit, now {count:,})"] if count > 100 else []
+        ways = [f"fewer images (limit, now {count:,})"] if count > FEW else []
         ways += [f"fewer steps (now {settings.budget.steps})"] if settings.method == "pgd" else []
         attacks = len({run.attack for run in runs})
         ways += [f"fewer attacks (now {attacks})"] if attacks > 1 else []
         ways += ["strength standard"] if settings.strength == "strong" else []
-        ways += [f"fewer ε in the curve (now {len(settings.epsilons)}), or no curve"] if settings.epsilons else []
+        ways += [_shorter_curve(len(settings.epsilons))] if settings.epsilons else []
         lines = (
             f"{work:,} image-steps take up to about {duration(seconds)} on this CPU",
             f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",
@@ -46,6 +47,12 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
             warnings.warn("; ".join(lines), stacklevel=6)
         for line in lines:
             subject.report.say(line)
+
+
+def _shorter_curve(points: int) -> str:
+    """The curve takes most of an audit, and its option is called differently in Python."""
+    fewer = f"fewer ε in the curve (now {points}), or " if points > 1 else ""
+    return f"{fewer}no curve (--curve none, in Python epsilons=())"
 
 
 def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:

@@ -2,7 +2,7 @@
 
 A model can seem robust because attacks cannot climb. Its gradients may be masked, its images may have another range
 than the attack assumes, or it may answer every query alike. `examine` probes a few samples and returns a `Flag` for
-each problem. `docs/flags.md` says for every flag when it is raised, what it means and what to do.
+each problem. `docs/audit/flags.md` says for every flag when it is raised, what it means and what to do.
 
 Each flag is a function of a `Probe`: one measurement, one `if`, one sentence. `probe.py` says what is measured.
 """
@@ -49,7 +49,7 @@ class Flag:
         return f"{self.name}: {self.message}"
 
 
-# ---------------------------------------------------------------- the flags, in the order of docs/flags.md
+# ---------------------------------------------------------------- the flags, in the order of docs/audit/flags.md
 
 
 def image_range(probe: Probe) -> Flag | None:
@@ -288,7 +288,7 @@ _ALWAYS = (
 
 
 def examine(probe: Probe, samples: int = SAMPLES) -> list[Flag]:
-    """The flags that the images of a probe raise, in the order of docs/flags.md.
+    """The flags that the images of a probe raise, in the order of docs/audit/flags.md.
 
     At most `samples` of them are probed, drawn by its key. Flags that attack are skipped where images or embeddings are
     unusable, or where the budget allows no change.

@@ -62,11 +62,12 @@ class Verified:
 
     def __str__(self) -> str:
         goals = ", ".join(f"{name} {mean:.3f}" for name, mean in self.means.items())
+        count = f"{len(self.means)} goal{'s' * (len(self.means) != 1)}"
         many = f"{self.limit:,} samples" if self.limit else "all samples"
         same = "model, data, ε, seed and goals agree with audit.json; its scores were not recomputed"
         told = same if self.beside else "there is no audit.json to compare with"
         return (
-            f"{self.images} images of {len(self.means)} goals verified: {goals}\n"
+            f"{self.images} images of {count} verified: {goals}\n"
             f"{radius(self.eps, self.norm)}, seed {self.seed}, {many} of {self.of}; measures within {AGREES:g}; {told}"
         )
 

@@ -79,6 +79,9 @@ def compare(
             help="runs, published (beside the papers' numbers), columns (each attack), strong or entanglement"
         ),
     ] = "runs",
+    columns: Annotated[
+        str, typer.Option(metavar="KEY,...", help="Show these columns of the CSV alone, e.g. r1,r1_strong")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal")] = None,
     into: Annotated[
         Path | None, typer.Option(help="Update the tables between <!-- compare … --> marks in this Markdown page")
@@ -90,7 +93,7 @@ def compare(
 
     check(table in TABLES, f"no table {table!r}; {nearest(table, TABLES)}")
     if into is not None:
-        alone = not (format or sort or matrix or out or table != "runs")
+        alone = not (format or sort or matrix or columns or out or table != "runs")
         check(alone, "--into writes the tables that the page names; leave out the other options")
         count, problems = write_into(into, folders)
         _warn(problems)
@@ -98,8 +101,8 @@ def compare(
         return
     page = format == "html" or (not format and out is not None and out.suffix.lower() in (".html", ".htm"))
     check(
-        not page or (not matrix and table == "runs"),
-        "an HTML page always shows the runs; leave out --matrix and --table",
+        not page or (not matrix and not columns and table == "runs"),
+        "an HTML page always shows the runs; leave out --matrix, --table and --columns",
     )
     check(not page or out is not None, "an HTML page needs a file; add --out compare.html")
     keys = [key.strip() for key in matrix.split(",")]
@@ -120,7 +123,8 @@ def compare(
         shown = by_settings(entries, keys[0], keys[1], values)
     else:
         shown = TABLES[table](entries)
-    _show(shown.sorted_by(sort) if sort else shown, format, out)
+    shown = shown.sorted_by(sort) if sort else shown
+    _show(shown.only([key.strip() for key in columns.split(",")]) if columns else shown, format, out)
 
 
 @app.command(example="anchorhold plot runs --what curves --out curves.png")

@@ -1,56 +1,51 @@
-"""A table for a paper: LaTeX with the rules of booktabs."""
+"""A table as LaTeX, to paste into a paper: booktabs rules, names escaped, notes below."""
 
-from .tables import Table, one_line, used, written
+from collections.abc import Sequence
 
-__all__ = ["latex"]
+__all__ = ["escaped", "latex_table"]
 
-_SIGNS = {sign: f"\\{sign}" for sign in "{}$&#%_"} | {
+_SIGNS = {
     "\\": r"\textbackslash{}",
-    "^": r"\textasciicircum{}",
     "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "–": "--",
     "…": r"\ldots{}",
-    "ε": r"$\varepsilon$",
-    "α": r"$\alpha$",
-    "β": r"$\beta$",
-    "λ": r"$\lambda$",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "→": r"$\rightarrow$",
     "−": "$-$",
+    "±": r"$\pm$",
+    "→": r"$\rightarrow$",
+    "·": r"$\cdot$",
+    "ε": r"$\epsilon$",
+    "η": r"$\eta$",
+    "γ": r"$\gamma$",
+    "λ": r"$\lambda$",
+    "α": r"$\alpha$",
+    "×": r"$\times$",
+    "β": r"$\beta$",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }
 
 
-def latex(table: Table) -> str:
-    """The table as a tabular; notes follow as comments."""
-    sides = used(table)
-    words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
-    lines = [_line([_escaped(one_line(column.head)) for column, _ in sides])]
-    for place in range(len(table.rows)):
-        lines.append(_line([_escaped(written(cells[place], column)) for column, cells in sides]))
-    return "\n".join(
-        [
-            r"% needs \usepackage{booktabs}",
-            rf"\begin{{tabular}}{{{''.join('l' if word else 'r' for word in words)}}}",
-            r"\toprule",
-            lines[0],
-            r"\midrule",
-            *lines[1:],
-            r"\bottomrule",
-            r"\end{tabular}",
-            *(f"% {one_line(note)}" for note in table.notes),
-        ]
-    )
+def escaped(text: str) -> str:
+    r"""Text in which LaTeX finds no command.
+
+    >>> escaped("hm_lga & 95 %")
+    'hm\\_lga \\& 95 \\%'
+    """
+    return "".join(_SIGNS.get(letter, letter) for letter in text)
 
 
-def _line(cells: list[str]) -> str:
-    # After the \\ of the line above, LaTeX would read a [ or * as an argument of it.
-    guard = "{}" if cells and cells[0][:1] in ("[", "*") else ""
-    return f"{guard}{' & '.join(cells)} \\\\"
+def latex_table(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[bool], notes: Sequence[str]) -> str:
+    """A `tabular` with rules of booktabs; columns of `words` are aligned left, numbers right."""
 
+    def line(cells: Sequence[str]) -> str:
+        # A cell that begins with a bracket would be read as the argument of the \\ before it.
+        return " & ".join(f"{{}}{cell}" if cell.startswith("[") else cell for cell in map(escaped, cells)) + r" \\"
 
-def _escaped(text: str) -> str:
-    return "".join(_SIGNS.get(sign, sign) for sign in text)
+    columns = "".join("l" if each else "r" for each in words)
+    below = [rf"\par\footnotesize {escaped(note)}" for note in notes]
+    body = [line(row) for row in rows]
+    begin = [r"% needs \usepackage{booktabs}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
+    return "\n".join([*begin, line(head), r"\midrule", *body, r"\bottomrule", r"\end{tabular}", *below])

@@ -1,15 +1,15 @@
-"""Tables in four formats: text for the terminal, Markdown, CSV, JSON.
+"""Tables in five formats: text for the terminal, Markdown, LaTeX, CSV, JSON.
 
-Text and Markdown round, omit empty columns, and end with notes; Markdown has links. CSV and JSON have every column and
-every digit, with extra columns for the ends of intervals and the number of runs behind a mean. JSON also has the
-settings and versions if one command made all rows.
+Text, Markdown and LaTeX round, omit empty columns, and end with notes; Markdown has links. CSV and JSON have every
+column and every digit, with extra columns for the ends of intervals and the number of runs behind a mean. JSON also has
+the settings and versions if one command made all rows.
 """
 
 import csv
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import quote
 from ..errors import check, nearest
 from ..runs.folder import without_nan
 from ..runs.writing import csv_cell
+from .latex import latex_table
 
 __all__ = [
     "Cell",
@@ -107,6 +108,15 @@ class Table:
 
         return replace(self, rows=tuple(sorted(self.rows, key=rank)))
 
+    def only(self, keys: Sequence[str]) -> "Table":
+        """With these columns alone, in this order; the first column, which names the rows, is kept in front."""
+        known = [column.key for column in self.columns]
+        for key in keys:
+            check(key in known, f"there is no column {key!r}; {nearest(key, known)}")
+        places = list(dict.fromkeys([0, *map(known.index, keys)]))
+        rows = tuple(tuple(row[place] for place in places) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[place] for place in places), rows=rows)
+
 
 def plain(cell: float | Estimate | Mean) -> float:
     """The number itself."""
@@ -132,9 +142,7 @@ def render(table: Table, format: str = "text", width: int | None = None, beside:
     if format == "markdown":
         return _markdown(table, beside)
     if format == "latex":
-        from .latex import latex  # which needs this module
-
-        return latex(table)
+        return _latex(table)
     return _csv(table) if format == "csv" else _json(table)
 
 
@@ -249,6 +257,13 @@ def _markdown(table: Table, beside: Path | None) -> str:
     head = [line([_escaped(column.head) for column, _ in sides]), "|" + "---|" * len(sides)]
     body = [line([shown(cells[place], column) for column, cells in sides]) for place in range(len(table.rows))]
     return "\n".join([*head, *body, *(f"\n{_escaped(one_line(note))}" for note in table.notes)])
+
+
+def _latex(table: Table) -> str:
+    sides = used(table)
+    rows = [[written(cells[place], column) for column, cells in sides] for place in range(len(table.rows))]
+    words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
+    return latex_table([one_line(column.head) for column, _ in sides], rows, words, [*map(one_line, table.notes)])
 
 
 def _linked(text: str, file: Path, beside: Path) -> str:

@@ -1,0 +1,40 @@
+"""Screenshots of the HTML pages: python docs/pictures/pages.py AUDIT RUN COMPARE.html, with chromium in the path.
+
+AUDIT is the folder of an audit, RUN that of a run. The pictures here show the digits of docs/guides/comparing.md.
+"""
+
+import io
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+HERE = Path(__file__).parent
+WIDTH = 1000
+
+
+def shot(page: Path, top: int, bottom: int) -> Image.Image:
+    """The page from `top` to `bottom`, in pixels."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.png"
+        size = f"--window-size={WIDTH},{bottom}"
+        quiet = ("--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu")
+        subprocess.run(
+            ["chromium", *quiet, size, f"--screenshot={file}", page.resolve().as_uri()], check=True, capture_output=True
+        )
+        return Image.open(io.BytesIO(file.read_bytes())).convert("RGB").crop((0, top, WIDTH, bottom))
+
+
+def save(picture: Image.Image, name: str) -> None:
+    """With 128 colours, which halves the file and shows on no page."""
+    picture.quantize(128, dither=Image.Dither.NONE).save(HERE / name, optimize=True)
+
+
+if __name__ == "__main__":
+    audit, run, compare = map(Path, sys.argv[1:])
+    save(shot(audit / "page.html", 0, 1895), "audit-page.png")
+    save(shot(audit / "page.html", 2460, 3190), "audit-examples.png")
+    save(shot(run / "training.html", 0, 1645), "training-page.png")
+    save(shot(compare, 0, 630), "compare-page.png")
