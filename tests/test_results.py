@@ -894,3 +894,13 @@ def test_the_example_of_a_curve_is_that_of_its_json() -> None:
     assert "\n".join(table_of_curve(found["curve"], None, 0)[:4]) in page
     left = found["protocols"]["corrected"]["columns"]["GTM"]["value"]
     assert f"in {found['seconds']:.0f} s on one core" in page and f"leaves {left:.1f}:" in page
+
+
+def test_the_page_of_results_has_the_rows_with_their_own_settings() -> None:
+    page = (ROOT / "docs" / "reproduce" / "results.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| \{repo\}`(\S+) <results/cub/", page, re.M)
+    exact = {e.name for e in ENTRIES if e.audit and (row := row_of(e)) and not departures(e, row)}
+    assert set(names) == exact and len(names) == len(exact) >= 10
+    assert len(page.split()) < 1000
+    reproduced = re.findall(r"^\| \{repo\}`\S+ <.*\| reproduced \|$", page, re.M)
+    assert len({meant for line in reproduced if (meant := re.sub(r"-1$", "", line.split("`")[1].split()[0]))}) == 6
