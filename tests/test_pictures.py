@@ -27,7 +27,11 @@ def an_audit(place: Path, data: str, recall: list[float] | None) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     audit = {"data": {"query": {"name": f"{data}/test"}}}
     if recall is not None:
-        curve = {"eps": [0.0, 4 / 255, 8 / 255], "lines": {"R@1": recall}, "intervals": {"R@1": [[v, v] for v in recall]}}
+        curve = {
+            "eps": [0.0, 4 / 255, 8 / 255],
+            "lines": {"R@1": recall},
+            "intervals": {"R@1": [[v, v] for v in recall]},
+        }
         audit |= {"curve": curve}
     place.write_text(json.dumps(audit))
 

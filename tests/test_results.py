@@ -772,9 +772,7 @@ def test_the_page_says_what_our_own_recipe_gives() -> None:
     begin, later = [gap[0] for gap in gaps], [each for gap in gaps for each in gap[1:]]
     noisy = f"{min(begin):.1f} to {max(begin):.1f} %"
     assert says(page, f"canary finds {noisy} missing in thirteen runs of `distil`,") and len(gaps) == 13
-    assert says((NOTES / "speed.md").read_text(), noisy) and says(
-        page, f"Later it is at most {max(later):.1f} %."
-    )
+    assert says((NOTES / "speed.md").read_text(), noisy) and says(page, f"Later it is at most {max(later):.1f} %.")
     assert [name for name, run in stages.items() if run.get("flags")] == ["own-4"]
     strong = json.loads((ROOT / "results" / "cub" / "own" / "strong" / "audit.json").read_text())
     left = {name: strong["protocols"][name]["ers"]["value"] for name in ("corrected", "strong")}

@@ -73,10 +73,14 @@ def compare(
     ] = "r1,ers",
     table: Annotated[
         str,
-        typer.Option(help="runs, published or reproduced (beside the papers), columns (each attack), strong, entanglement"),
+        typer.Option(
+            help="runs, published or reproduced (beside the papers), columns (each attack), strong, entanglement"
+        ),
     ] = "runs",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal")] = None,
-    into: Annotated[Path | None, typer.Option(help="Update the marked tables in this Markdown page, or in all of a folder")] = None,
+    into: Annotated[
+        Path | None, typer.Option(help="Update the marked tables in this Markdown page, or in all of a folder")
+    ] = None,
 ) -> None:
     """Compare runs: one line each, or a matrix of two settings."""
     from ..errors import check, nearest

@@ -118,7 +118,9 @@ def _asked(words: str) -> tuple[list[Path], str, str, str]:
         if part in options:
             options[part] = next(parts, "")
         else:
-            check(not part.startswith("--"), f"<!-- compare {words} --> accepts --table, --sort and --links, not {part}")
+            check(
+                not part.startswith("--"), f"<!-- compare {words} --> accepts --table, --sort and --links, not {part}"
+            )
             folders.append(Path(part))
     check(bool(folders), f"<!-- compare {words} --> names no folder")
     check(options["--table"] in TABLES, f"no table {options['--table']!r}; {nearest(options['--table'], TABLES)}")
