@@ -1,4 +1,4 @@
-"""How fast training and auditing are, as JSON: on a GPU against the goals of docs/speed.md, on a CPU against loops.
+"""How fast training and auditing are, as JSON: on a GPU against goals (results/notes/speed.md), on a CPU against loops.
 
     python benchmarks/speed.py cpu --out speed-cpu.json
     python benchmarks/speed.py gpu --root CUB_200_2011 --weights resnet18_imagenet.safetensors --out speed-gpu.json

@@ -24,6 +24,10 @@ def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 120
+
+
 def test_the_citation_agrees_with_the_project() -> None:
     citation = read(ROOT / "CITATION.cff")
     assert citation["cff-version"] == "1.2.0" and citation["message"]

@@ -1,4 +1,4 @@
-"""The numbers in docs/results.md are those of the JSON files they name, and its tables are what compare makes."""
+"""The numbers in results/notes are those of the JSON files they name, and the tables are what compare makes."""
 
 import json
 import re
@@ -24,11 +24,17 @@ from anchorhold.reproduce.rows import row_named, rows
 pytestmark = pytest.mark.medium
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "results.md").read_text()
+NOTES = ROOT / "results" / "notes"
+PAGES = {
+    path: path.read_text(encoding="utf-8")
+    for path in (*sorted(NOTES.glob("*.md")), ROOT / "docs" / "reproduce" / "results.md")
+    if path.name not in ("speed.md", "scale.md")  # they have tests of their own
+}
+PAGE = "\n".join(text for path, text in PAGES.items() if path.parent == NOTES)
 CUB = sorted((ROOT / "results" / "cub").glob("*/run.json"))
 ENTRIES = collect([ROOT / "results" / "cub"]).entries
 RUNS = {entry.name: entry for entry in ENTRIES}
-FOLDERS = [Path(folder) for folder in re.findall(r"^<!-- compare (\S+)", PAGE, re.M)]
+FOLDERS = [Path("results")]
 
 
 def tables() -> dict[str, list[dict[str, str]]]:
@@ -57,28 +63,32 @@ def name_in(line: dict[str, str]) -> str:
 
 def target(cell: str) -> Path:
     (way,) = re.findall(r"\]\((.*)\)$", cell)
-    return (ROOT / "docs" / way).resolve()
+    return (NOTES / way).resolve()
 
 
-def test_the_page_is_what_compare_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a new run: anchorhold compare results/cub --into docs/results.md."""
+@pytest.mark.parametrize("path", [path for path, text in PAGES.items() if "<!-- compare" in text], ids=lambda p: p.name)
+def test_a_page_is_what_compare_writes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new run: anchorhold compare results/ --into results/notes, and --into docs/reproduce."""
     monkeypatch.chdir(ROOT)
-    made, count, problems = regenerated(PAGE, ROOT / "docs", FOLDERS)
-    assert made == PAGE and count == len(tables()) >= 2 and not problems
+    made, count, problems = regenerated(PAGES[path], path.parent, FOLDERS)
+    assert made == PAGES[path] and count == PAGES[path].count("<!-- end -->") and not problems
 
 
 @pytest.mark.slow
 def test_one_changed_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
+    assert len(tables()) >= 2
     for place, table in tables().items():
+        (page,) = [path for path, text in PAGES.items() if path.parent == NOTES and f"<!-- compare {place} -->" in text]
+        text = PAGES[page]
         for line in (table[0], table[-1]):
             cells = " ".join(list(line.values())[1:])
             number = [*re.findall(r"\b\d+\b", cells), *re.findall(r"\d+\.\d", cells)][-1]
-            lines = [at for at, text in enumerate(PAGE.split("\n")) if line["run"] in text and number in text]
-            spoilt = PAGE.split("\n")
-            spoilt[lines[0]] = spoilt[lines[0]].replace(number, f"{float(number) + 0.1:.1f}", 1)
+            spoilt = text.split("\n")
+            at = next(at for at, each in enumerate(spoilt) if line["run"] in each and number in each)
+            spoilt[at] = spoilt[at].replace(number, f"{float(number) + 0.1:.1f}", 1)
             changed = "\n".join(spoilt)
-            assert changed != PAGE and regenerated(changed, ROOT / "docs", FOLDERS)[0] == PAGE, place
+            assert changed != text and regenerated(changed, page.parent, FOLDERS)[0] == text, place
 
 
 def test_every_run_has_its_line_and_repeats_its_json() -> None:
@@ -126,14 +136,16 @@ def test_reproduced_means_in_the_band_with_the_settings_of_the_row() -> None:
         assert line["epochs"] == "75" or line["paper's row"] != "reproduced"
 
 
-@pytest.mark.parametrize(("name", "cost"), [("cub-rows.png", False), ("cub-cost.png", True)])
-def test_the_pictures_are_there_small_and_of_these_runs(name: str, cost: bool) -> None:
-    """After a new run the commands on the page draw them anew."""
+@pytest.mark.parametrize(
+    ("picture", "cost"), [(ROOT / "docs" / "pictures" / "cub-rows.png", False), (NOTES / "cub-cost.png", True)]
+)
+def test_the_pictures_are_there_small_and_of_these_runs(picture: Path, cost: bool) -> None:
+    """After a new run the commands in results/notes/README.md draw them anew."""
     folders = [ROOT / "results" / "cub", *([ROOT / "results" / "cub-own"] if cost else [])]
     told = drawn(collect(folders).entries, cost)
     assert not cost or ("own 3365238 8" in told and "None" not in told)
-    picture = ROOT / "docs" / name
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 250_000 and f"({name})" in PAGE
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size < 250_000
+    assert picture.relative_to(ROOT).as_posix() in PAGE and f"{picture.name})" in PAGE
     with Image.open(picture) as file:
         assert file.info["Description"] == told
 
@@ -223,7 +235,7 @@ def test_no_result_names_a_path_of_a_machine() -> None:
 
 
 def test_the_page_on_speed_repeats_the_benchmark() -> None:
-    page = (ROOT / "docs" / "speed.md").read_text()
+    page = (NOTES / "speed.md").read_text()
     found = json.loads((ROOT / "results" / "speed" / "cpu.json").read_text())
     speed = found["speed"]
     assert found["commit"] and "dirty" not in found["commit"]
@@ -241,7 +253,7 @@ def benchmark(name: str) -> dict[str, Any]:
 
 
 def test_the_page_on_speed_repeats_the_gpu() -> None:
-    lines = (ROOT / "docs" / "speed.md").read_text().splitlines()
+    lines = (NOTES / "speed.md").read_text().splitlines()
     (head,) = [line for line in lines if line.startswith("| work | RobRank |")]
     for column, name in ((5, "gpu-before"), (7, "gpu")):
         found = benchmark(name)
@@ -264,7 +276,7 @@ def test_the_page_on_speed_repeats_the_gpu() -> None:
 
 
 def test_the_page_on_speed_repeats_the_accuracy() -> None:
-    page, found = (ROOT / "docs" / "speed.md").read_text(), benchmark("accuracy")
+    page, found = (NOTES / "speed.md").read_text(), benchmark("accuracy")
     assert found["commit"] == benchmark("gpu")["commit"]
     parts = found["accuracy"]
     for arm in ("slow", "fast"):
@@ -447,7 +459,7 @@ def test_the_page_says_what_larger_batches_do_to_catride() -> None:
     assert {"catride", "catride-1", "catride-112", "catride-112-1"} <= set(flagged)
 
 
-def test_the_page_says_how_the_forms_of_catride_differ_from_print() -> None:
+def test_the_page_says_how_the_forms_of_catride_differ_from_the_paper() -> None:
     page, columns = " ".join(PAGE.split()), ["CA+", "CA-", "QA+", "QA-", "TMA", "ES:D", "ES:R", "LTM", "GTM", "GTT"]
     found: dict[str, dict[str, float]] = {}
     for name, label in (
@@ -761,9 +773,7 @@ def test_the_page_says_what_our_own_recipe_gives() -> None:
     begin, later = [gap[0] for gap in gaps], [each for gap in gaps for each in gap[1:]]
     noisy = f"{min(begin):.1f} to {max(begin):.1f} %"
     assert says(page, f"canary finds {noisy} missing in thirteen runs of `distil`,") and len(gaps) == 13
-    assert says((ROOT / "docs" / "speed.md").read_text(), noisy) and says(
-        page, f"Later it is at most {max(later):.1f} %."
-    )
+    assert says((NOTES / "speed.md").read_text(), noisy) and says(page, f"Later it is at most {max(later):.1f} %.")
     assert [name for name, run in stages.items() if run.get("flags")] == ["own-4"]
     strong = json.loads((ROOT / "results" / "cub" / "own" / "strong" / "audit.json").read_text())
     left = {name: strong["protocols"][name]["ers"]["value"] for name in ("corrected", "strong")}
@@ -831,7 +841,7 @@ def test_the_gaussians_repeat_their_runs() -> None:
 
 
 def test_the_page_on_scale_repeats_the_benchmark() -> None:
-    page = (ROOT / "docs" / "scale.md").read_text()
+    page = (NOTES / "scale.md").read_text()
     cpu, gpu = (json.loads((ROOT / "results" / "scale" / f"{name}.json").read_text()) for name in ("cpu", "gpu"))
     for found in (cpu, gpu):
         assert found["commit"] and "dirty" not in found["commit"]
@@ -880,3 +890,13 @@ def test_the_example_of_a_curve_is_that_of_its_json() -> None:
     assert "dirty" not in found["commit"]
     page = (ROOT / "docs" / "audit" / "threats.md").read_text()
     assert "\n".join(table_of_curve(found["curve"], None, 0)[:4]) in page
+
+
+def test_the_page_of_results_has_the_rows_with_their_own_settings() -> None:
+    page = (ROOT / "docs" / "reproduce" / "results.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\| \{repo\}`(\S+) <results/cub/", page, re.M)
+    exact = {e.name for e in ENTRIES if e.audit and (row := row_of(e)) and not departures(e, row)}
+    assert set(names) == exact and len(names) == len(exact) >= 10
+    assert len(page.split()) < 1000
+    reproduced = re.findall(r"^\| \{repo\}`\S+ <.*\| reproduced \|$", page, re.M)
+    assert len({meant for line in reproduced if (meant := re.sub(r"-1$", "", line.split("`")[1].split()[0]))}) == 6

@@ -18,7 +18,7 @@ from .interface import argument, option
 
 __all__ = ["compiles", "computer_of", "computing", "device_named", "living_on", "precise", "repeatable"]
 
-PAYS = 1_000_000  # image-steps from which compiling the attack steps saves time (docs/speed.md)
+PAYS = 1_000_000  # image-steps from which compiling the attack steps saves time (docs/guides/speed.md)
 
 
 def device_named(name: str) -> torch.device:

@@ -5,7 +5,7 @@
 Every rank sees the whole batch and embeds its share. The embeddings are gathered, so mining, losses and the state of a
 defence are those of the whole batch on every rank. The number of ranks therefore changes only the speed, and the order
 in which numbers are added. In float64 this is invisible. In fp32 an attack with signed steps turns rounding errors into
-different pixels after some steps, and the weights diverge; docs/scale.md has measurements.
+different pixels after some steps, and the weights diverge; results/notes/scale.md has measurements.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -253,6 +253,21 @@ def test_where_nobody_listens_the_exit_code_is_the_same(arguments: list[str], co
     assert closed == [1, 2] or done.stdout  # an error too: standard output is left
 
 
+def test_a_published_row_is_shown_as_a_recipe(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from anchorhold.config.recipes import settings_from
+    from anchorhold.reproduce.rows import row_settings, rows
+
+    for row in rows():
+        code, out, _ = run(capsys, monkeypatch, "recipes", "show", row.id)
+        assert code == 0 and ("R@1" not in row.published or f"R@1 {row.published['R@1']:g}" in out)
+        (tmp_path / "row.toml").write_text(out)
+        asked = {"data": {"name": row.data}}
+        shown = replace(settings_from(str(tmp_path / "row.toml"), asked), recipe=row.recipe)
+        assert shown == settings_from(row.recipe, row_settings(row) | asked), row.id
+
+
 def test_recipes_and_doctor(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, _ = run(capsys, monkeypatch, "recipes")
     assert code == 0 and "hm-lga " in out and "base " not in out

@@ -181,7 +181,10 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot runs --what entanglement --out c.png", "compare DIR --table entanglement"),
         ("plot runs --what curvs --out c.png", "did you mean curves?"),
         ("plot runs --what rwos --out c.png", "did you mean rows?"),
-        ("compare runs --out table.pdf", "give a file that ends in .md, .tex, .csv, .json or .txt (compare: .html too)"),
+        (
+            "compare runs --out table.pdf",
+            "give a file that ends in .md, .tex, .csv, .json or .txt (compare: .html too)",
+        ),
         ("plot runs --against defence.stps --out c.png", "did you mean defence.steps?"),
         ("hardness digits --batches -1", "--batches must be at least 0"),
         ("hardness dgits", "did you mean digits?"),

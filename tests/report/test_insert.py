@@ -92,3 +92,16 @@ def test_mistakes_leave_the_page_alone(page: str, words: str) -> None:
 def test_a_page_that_is_not_there_is_one_line() -> None:
     with pytest.raises(AnchorholdError, match="cannot read"):
         write_into(Path("docs/none.md"), [Path("results/a")])
+
+
+def test_a_folder_of_pages_is_written_at_once() -> None:
+    first, second, third = Path("docs/one.md"), Path("docs/two.md"), Path("docs/three.md")
+    first.write_text(PAGE)
+    second.write_text("<!-- compare results/a --links repo -->\n<!-- end -->\n")
+    third.write_text("no table\n")
+    count, problems = write_into(Path("docs"), [Path("results")])
+    assert count == 3 and not problems and third.read_text() == "no table\n"
+    assert "| [one](../results/a/one/run.json) |" in first.read_text()
+    assert "| {repo}`one <results/a/one/run.json>` |" in second.read_text()  # from the working directory
+    with pytest.raises(SettingsError, match="no page in docs has a table"):
+        write_into(Path("docs"), [Path("other")])

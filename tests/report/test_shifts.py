@@ -85,7 +85,7 @@ def test_perturbed_triplets_of_hm_move_further_than_those_of_cap_on_cub() -> Non
     assert hm[0:3:2] == pytest.approx([0.284, 0.265], abs=6e-4)
     assert cap[0:3:2] == pytest.approx([0.185, 0.244], abs=6e-4)
     assert all(a < b < c for a, b, c in zip(every[:3], cap, hm))
-    page = (CUB.parents[1] / "docs" / "results.md").read_text(encoding="utf-8")
+    page = (CUB.parent / "notes" / "cub-catride.md").read_text(encoding="utf-8")
     logged = found("hm-lga-photos", "perturbed")
     derived = [
         rows["hm-lga-photos"][epoch]["shift_all"] / rows["hm-lga-photos"][epoch]["active_first"] for epoch in (10, 75)

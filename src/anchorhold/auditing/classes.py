@@ -116,8 +116,7 @@ def _on_held_out(data: Dataset, known: Iterable[TrainedOn]) -> tuple[str, ...]:
         elif trained.held_out and not data.held_out:
             notes.append(
                 f"this audits the test split, not the {trained.held_out} classes that training held out; "
-                "for those: "
-                + worded(f"--held-out {trained.held_out}", f"ah.dataset(…, held_out={trained.held_out})")
+                "for those: " + worded(f"--held-out {trained.held_out}", f"ah.dataset(…, held_out={trained.held_out})")
             )
     return tuple(dict.fromkeys(notes))
 

@@ -71,13 +71,44 @@ def recipes(
         if resolved:
             _print_resolved(name, data)
         else:
-            print(recipe_text(name).rstrip())
+            print(_row_text(name) or recipe_text(name).rstrip())
         return
     found = {each: tomllib.loads(recipe_text(each)).get("about") for each in recipe_names()}
     wide = max(map(len, found))
     for each, about in found.items():
         if about:  # recipes without it only serve as a base for others
             print(f"{each:{wide}}  {about}")
+
+
+def _row_text(name: str) -> str:
+    """A published row as TOML: its recipe and what it changes there, under its published numbers; empty for others."""
+    from ..config.listing import written
+    from ..reproduce.rows import row_named, rows
+
+    if not any(name in row.names for row in rows()):
+        return ""
+    row = row_named(name)
+    lines = [f"# {row.id}: {row.method}, on {row.data}"]
+    lines += ["# published: " + ", ".join(f"{key} {value:g}" for key, value in row.published.items())]
+    lines += [f"# {row.note}"] if row.note else []
+    lines.append(f'extends = "{row.recipe}"')
+    section = ""
+    for change in sorted(row.overrides):
+        key, _, value = change.partition("=")
+        before, _, key = key.partition(".")
+        lines += ["", f"[{before}]"] if before != section else []
+        section = before
+        lines.append(f"{key} = {written(_number_or_text(value))}")
+    return "\n".join(lines)
+
+
+def _number_or_text(value: str) -> object:
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
 
 
 def _print_resolved(name: str, data: str) -> None:

@@ -76,7 +76,7 @@ def compare(
     table: Annotated[
         str,
         typer.Option(
-            help="runs, published (beside the papers' numbers), columns (each attack), strong or entanglement"
+            help="runs, published or reproduced (beside the papers), columns (each attack), strong, entanglement"
         ),
     ] = "runs",
     columns: Annotated[
@@ -84,7 +84,7 @@ def compare(
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead of the terminal")] = None,
     into: Annotated[
-        Path | None, typer.Option(help="Update the tables between <!-- compare … --> marks in this Markdown page")
+        Path | None, typer.Option(help="Update the marked tables in this Markdown page, or in all of a folder")
     ] = None,
 ) -> None:
     """Compare runs and audits in a table: one line each, or a matrix of two settings."""

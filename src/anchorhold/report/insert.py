@@ -5,7 +5,8 @@ A comment in the page requests a table, and `<!-- end -->` ends it; the lines be
     <!-- compare results/cub --table columns -->
     <!-- end -->
 
-Folders are relative to the working directory. Links lead from the page to the runs.
+Folders are relative to the working directory. Links lead from the page to the runs. With `--links ROLE` they are
+written as a role of Sphinx, {ROLE}`name <path>`, with paths from the working directory.
 """
 
 import re
@@ -17,7 +18,7 @@ from ..errors import RunError, SettingsError, check, nearest
 from ..runs.files import regular
 from ..runs.writing import atomic
 from .collect import Entry, collect
-from .compare import published_table, runs_table
+from .compare import published_table, reproduced_table, runs_table
 from .entangled import entanglement
 from .protocols import columns_table, strong_table
 from .tables import Table, render
@@ -27,6 +28,7 @@ __all__ = ["TABLES", "regenerated", "write_into"]
 TABLES: dict[str, Callable[[Sequence[Entry]], Table]] = {
     "runs": runs_table,
     "published": published_table,
+    "reproduced": reproduced_table,
     "columns": columns_table,
     "strong": strong_table,
     "entanglement": entanglement,
@@ -38,7 +40,12 @@ _END = "<!-- end -->"
 
 
 def write_into(page: Path, folders: Sequence[Path]) -> tuple[int, tuple[str, ...]]:
-    """Regenerate the tables of these folders in `page`; returns their number and what was left out."""
+    """Regenerate the tables of these folders in `page`; returns their number and what was left out.
+
+    `page` may be a folder: then it is done for every Markdown page in it that has such a table.
+    """
+    if page.is_dir():
+        return _into_folder(page, folders)
     try:
         text = regular(page).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -51,6 +58,20 @@ def write_into(page: Path, folders: Sequence[Path]) -> tuple[int, tuple[str, ...
         with atomic(page) as temporary:
             temporary.write_text(made, encoding="utf-8")
     return count, problems
+
+
+def _into_folder(place: Path, folders: Sequence[Path]) -> tuple[int, tuple[str, ...]]:
+    count = 0
+    problems: dict[str, None] = {}
+    for page in sorted(place.glob("*.md")):
+        made, tables, left_out = regenerated(regular(page).read_text(encoding="utf-8"), place, folders)
+        problems |= dict.fromkeys(left_out)
+        count += tables
+        if tables:
+            with atomic(page) as temporary:
+                temporary.write_text(made, encoding="utf-8")
+    check(count > 0, f"no page in {place} has a table of these folders: add <!-- compare {folders[0]} --> and {_END}")
+    return count, tuple(problems)
 
 
 def regenerated(text: str, beside: Path, folders: Sequence[Path]) -> tuple[str, int, tuple[str, ...]]:
@@ -72,21 +93,22 @@ def regenerated(text: str, beside: Path, folders: Sequence[Path]) -> tuple[str, 
             old.append(inner)
         else:
             check(False, f"{line} has no {_END}")
-        asked, table, sort = _asked(begin["asked"])
+        asked, table, sort, role = _asked(begin["asked"])
         if all(given & {folder.resolve(), *folder.resolve().parents} for folder in asked):
             found = collect(asked)
             problems |= dict.fromkeys(found.problems)
             shown = TABLES[table](found.entries)
-            made = render(shown.sorted_by(sort) if sort else shown, "markdown", beside=beside)
+            shown = shown.sorted_by(sort) if sort else shown
+            made = render(shown, "markdown", beside=Path() if role else beside, role=role)
             old = ["", *made.split("\n"), ""]
             count += 1
         lines += [*old, _END]
     return "\n".join(lines), count, tuple(problems)
 
 
-def _asked(words: str) -> tuple[list[Path], str, str]:
-    """Folders, table and sort column, parsed like a command line."""
-    options = {"--table": "runs", "--sort": ""}
+def _asked(words: str) -> tuple[list[Path], str, str, str]:
+    """Folders, table, sort column and role of links, parsed like a command line."""
+    options = {"--table": "runs", "--sort": "", "--links": ""}
     folders: list[Path] = []
     try:
         parts = iter(shlex.split(words))
@@ -96,8 +118,10 @@ def _asked(words: str) -> tuple[list[Path], str, str]:
         if part in options:
             options[part] = next(parts, "")
         else:
-            check(not part.startswith("--"), f"<!-- compare {words} --> accepts --table and --sort, not {part}")
+            check(
+                not part.startswith("--"), f"<!-- compare {words} --> accepts --table, --sort and --links, not {part}"
+            )
             folders.append(Path(part))
     check(bool(folders), f"<!-- compare {words} --> names no folder")
     check(options["--table"] in TABLES, f"no table {options['--table']!r}; {nearest(options['--table'], TABLES)}")
-    return folders, options["--table"], options["--sort"]
+    return folders, options["--table"], options["--sort"], options["--links"]

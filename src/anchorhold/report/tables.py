@@ -131,16 +131,19 @@ def check_format(format: str) -> None:
     check(format in _FORMATS, f"no format {format!r}; {nearest(format, _FORMATS)}")
 
 
-def render(table: Table, format: str = "text", width: int | None = None, beside: Path | None = None) -> str:
+def render(
+    table: Table, format: str = "text", width: int | None = None, beside: Path | None = None, role: str = ""
+) -> str:
     """The table as text, Markdown, LaTeX, CSV or JSON; `width` limits the width of text, None for no limit.
 
-    In Markdown, links are relative to the folder `beside`; without it there are none.
+    In Markdown, links are relative to the folder `beside`; without it there are none. With a `role` of Sphinx they are
+    written as {role}`name <path>`, relative to `beside` too.
     """
     check_format(format)
     if format == "text":
         return _text(table, width)
     if format == "markdown":
-        return _markdown(table, beside)
+        return _markdown(table, beside, role)
     if format == "latex":
         return _latex(table)
     return _csv(table) if format == "csv" else _json(table)
@@ -244,12 +247,14 @@ def _fitted(sides: list[Side], width: int | None) -> tuple[list[Side], str]:
     return sides, ", ".join(absent)
 
 
-def _markdown(table: Table, beside: Path | None) -> str:
+def _markdown(table: Table, beside: Path | None, role: str) -> str:
     sides = used(table)
 
     def shown(cell: Cell, column: Column) -> str:
         text = _escaped(written(cell, column))
-        return _linked(text, cell.file, beside) if isinstance(cell, Link) and beside is not None else text
+        if not isinstance(cell, Link) or beside is None:
+            return text
+        return f"{{{role}}}`{text} <{_way(cell.file, beside)}>`" if role else _linked(text, cell.file, beside)
 
     def line(cells: list[str]) -> str:
         return f"| {' | '.join(cells)} |"
@@ -268,9 +273,12 @@ def _latex(table: Table) -> str:
 
 def _linked(text: str, file: Path, beside: Path) -> str:
     """A link from a folder to a file with any name."""
-    way = Path(os.path.relpath(file, beside)).as_posix()
     inside = text.replace("[", "\\[").replace("]", "\\]")
-    return f"[{inside}]({quote(os.fsencode(way))})"
+    return f"[{inside}]({quote(os.fsencode(_way(file, beside)))})"
+
+
+def _way(file: Path, beside: Path) -> str:
+    return Path(os.path.relpath(file, beside)).as_posix()
 
 
 def _escaped(text: str) -> str:
