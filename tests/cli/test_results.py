@@ -183,7 +183,7 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot runs --what rwos --out c.png", "did you mean rows?"),
         (
             "compare runs --out table.pdf",
-            "give a file that ends in .md, .tex, .csv, .json or .txt (compare: .html too)",
+            "give a file that ends in .md, .tex, .csv, .json or .txt",
         ),
         ("plot runs --against defence.stps --out c.png", "did you mean defence.steps?"),
         ("hardness digits --batches -1", "--batches must be at least 0"),
