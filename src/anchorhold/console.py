@@ -112,6 +112,9 @@ class Console:
     On a terminal and in Jupyter it draws a bar with rate and time left. Elsewhere it prints plain lines, and so it does
     in Jupyter without ipywidgets. Everything goes to standard error, so that results can be piped; in a notebook it
     goes below the cell.
+
+    >>> with Console().task("reading", total=10) as advance:
+    ...     advance(4, "four of ten")
     """
 
     EVERY = 10.0  # seconds between plain lines

@@ -28,7 +28,15 @@ __all__ = [
 
 
 class AnchorholdError(Exception):
-    """An error that the user can fix; the message says what is wrong and what to do."""
+    """An error that the user can fix; the message says what is wrong and what to do.
+
+    >>> import anchorhold as ah
+    >>> try:
+    ...     ah.Threat(eps=8)
+    ... except ah.AnchorholdError as error:
+    ...     print(error)
+    ε = 8 is more than a pixel can change, from 0 to 1; for 8-bit levels give 8/255
+    """
 
 
 class SettingsError(AnchorholdError):

@@ -74,6 +74,8 @@ def ers_terms(values: Mapping[str, Number]) -> dict[str, Number]:
 def ers(values: Mapping[str, Number]) -> Number:
     """The empirical robustness score: the mean of the ten terms (Zhou & Patel 2022, section 4; `ers_terms`).
 
+    `values` are CA±, QA±, TMA, ES:D, ES:R, LTM, GTM and GTT of an audit, as its table has them.
+
     >>> row = {"CA+": 12.7, "CA-": 46.4, "QA+": 11.6, "QA-": 39.9, "TMA": 0.567, "ES:D": 0.783}
     >>> round(ers(row | {"ES:R": 16.8, "LTM": 11.9, "GTM": 27.9, "GTT": 1.4}), 1)
     32.4

@@ -112,7 +112,8 @@ def attack_list(
         seed: of all random draws.
         batch: images in one call.
         device: of a model: auto, cpu, cuda or cuda:N.
-        resize, crop: override the preprocessing of files.
+        resize: the shorter side of a file before the crop, instead of the model's.
+        crop: the side of the square that the model sees, instead of the model's.
         report: receives progress messages.
 
     >>> from anchorhold import Embedder, dataset

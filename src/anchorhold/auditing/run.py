@@ -94,8 +94,9 @@ def audit(
             `module:thing`.
         limit: number of attacked images, a seeded sample over all classes; 0 is all. The gallery is never reduced.
         threat: what the attacker may do, `ah.Threat(eps=8/255, norm="linf", steps=32)`; or a name: standard, adml.
-        eps, alpha, steps: override the threat's. `steps` are the iterations of C&W, and the queries of square and nes,
-            by default 1,000. Only pgd has a step size.
+        eps: the maximum change of a pixel (Linf) or of the image (L2), instead of the threat's.
+        alpha: the length of a step, instead of the threat's; only pgd has one.
+        steps: steps, instead of the threat's. For cw they are iterations, for square and nes queries, by default 1,000.
         method: pgd, fgsm or cw; square and nes take no gradients. A model without gradients is attacked by square.
         strength: strong adds the ensemble of `auditing.ensemble`.
         surrogate: a second model; the strong audit transfers perturbations from it.
@@ -109,7 +110,8 @@ def audit(
         precision: of the attacks: auto, fp32 or bf16. Measurements are in fp32.
         compile: auto, on or off.
         out: output folder; give the same one to resume.
-        resize, crop: override the model's preprocessing.
+        resize: the shorter side of an image before the crop, instead of the model's.
+        crop: the side of the square that the model sees, instead of the model's.
         on_bad_image: fail or skip.
         classes: unseen or all, of data without a test split that the model was trained on.
         resamples: number of bootstrap resamples.

@@ -24,9 +24,13 @@ def dataset(
 ) -> Dataset:
     """A data set by name, from a folder of class folders, or from a CSV with the columns path, label[, split].
 
-    Yours is `module:function`, which returns what `fit` takes.
-
-    With `held_out`, the last N training classes become the test split, and the real test split is not used.
+    Args:
+        name: digits, cub, cars, sop or another name; a folder; a CSV; or yours as `module:function`, which returns what
+            `ah.fit` takes.
+        root: the folder of a data set that is given by name.
+        seed: which classes are held out for test, of a folder without train/ and test/.
+        held_out: the last N training classes become the test split, and the real test split is not used.
+        **options: of the data set, such as `side` of gaussians.
 
     >>> data = dataset("digits")
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])

@@ -23,16 +23,30 @@ _BYTES = 8.0  # pixels above this are in 0..255; normalised images stay below 3
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Labelled images, as files (`paths`) or in memory (`images`: NHWC, uint8 or float32 in [0, 1])."""
+    """Labelled images, as files or in memory.
+
+    Args:
+        name: in messages.
+        labels: (N,) int64, positions in `classes`.
+        classes: the name of each class.
+        paths: the files; give these or `images`.
+        images: (N, H, W, C), uint8 or float32 in [0, 1].
+        root: names in messages and in the fingerprint are relative to it.
+        queries: (N,) mask of the queries, the others are the gallery; None: every image is both.
+        asks: it only has queries for a gallery elsewhere, so one class is enough.
+
+    >>> Split("mine", torch.tensor([0, 0, 1]), ("cat", "dog"), images=torch.rand(3, 8, 8, 3))
+    <Split mine: 3 images of 2 classes, 8×8×3 float32>
+    """
 
     name: str
     labels: Tensor
     classes: tuple[str, ...]
     paths: tuple[Path, ...] | None = None
     images: Tensor | None = None
-    root: Path | None = None  # names in messages and in the fingerprint are relative to it
-    queries: Tensor | None = None  # mask of the queries, the others are the gallery; None: every image is both
-    asks: bool = False  # it only has queries for a gallery elsewhere, so one class is enough
+    root: Path | None = None
+    queries: Tensor | None = None
+    asks: bool = False
 
     def __post_init__(self) -> None:
         if (self.paths is None) == (self.images is None):
@@ -180,15 +194,30 @@ def _check_images(name: str, images: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training split and a test split; `notes` are sentences for the user."""
+    """A training split and a test split: what `dataset` returns.
+
+    Args:
+        name: of the data set.
+        train: the images to train on.
+        test: the images to search and to attack; its classes are usually others.
+        notes: sentences for the user.
+        root: the folder as given, so that a run can find its images again.
+        held_out: the number of training classes that replace the test split.
+        as_given: `fit` trains on the images as they are, whatever the recipe says of resize and crop.
+
+    >>> from anchorhold import dataset
+    >>> data = dataset("digits").holding_out(2)
+    >>> data.held_out, len(data.train), len(data.test)
+    (2, 537, 364)
+    """
 
     name: str
     train: Split
     test: Split
     notes: tuple[str, ...] = ()
-    root: str = ""  # as given, so that a run can find its images again
-    held_out: int = 0  # the number of training classes that replace the test split
-    as_given: bool = False  # `fit` trains on the images as they are, whatever the recipe says of resize and crop
+    root: str = ""
+    held_out: int = 0
+    as_given: bool = False
 
     def __post_init__(self) -> None:
         check_classes(self.train)

@@ -55,10 +55,32 @@ def embed(
     device: str = "auto",
     report: Report | None = None,
 ) -> Index:
-    """Embed all images of `source` (a folder, a CSV or a tar) into an index in the folder `out`.
+    """Embed all images of `source` into an index in the folder `out`.
 
-    Files go through the model's own preprocessing; `resize` and `crop` override it. If `out` holds an unfinished index
-    of the same images, the work resumes. With `parquet` the rows are also written as vectors.parquet.
+    Files go through the model's own preprocessing. If `out` holds an unfinished index of the same images, the work
+    resumes.
+
+    Args:
+        model: a model, a run folder, a file of weights, or what else `ah.load` takes.
+        source: a folder, a CSV or a tar of images.
+        out: the folder of the index; give the same one to resume.
+        resize: the shorter side of an image before the crop, instead of the model's.
+        crop: the side of the square that the model sees, instead of the model's.
+        on_bad_image: fail or skip.
+        batch: images embedded at a time.
+        parquet: also write vectors.parquet; pyarrow has to be installed.
+        device: auto, cpu, cuda or cuda:N.
+        report: receives progress messages, such as `ah.Console()`; None is silent.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> from anchorhold import Embedder
+    >>> place = Path(tempfile.mkdtemp())
+    >>> for name, colour in {"red": "#c00", "green": "#0c0", "blue": "#00c"}.items():
+    ...     Image.new("RGB", (8, 8), colour).save(place / f"{name}.png")
+    >>> index = embed(Embedder("small", 8, size=8), place, place / "index", device="cpu")
+    >>> len(index), index.dim
+    (3, 8)
     """
     check(on_bad_image in ("fail", "skip"), f"{argument('on_bad_image')} is {on_bad_image!r}; choose fail or skip")
     check(batch >= 1, f"{argument('batch')} must be at least 1, got {batch}")

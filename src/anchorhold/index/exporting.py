@@ -37,6 +37,15 @@ def export(model: nn.Module | str | Path | Named, out: str | Path) -> Path:
 
     The batch size is free; height and width are the model's own. If onnxruntime differs from torch by more than 1e-4,
     nothing is written. The file's metadata describe the model and its preprocessing (resize, crop, interpolation).
+
+    Args:
+        model: a model, a run folder, a file of weights, or what else `ah.load` takes.
+        out: the file to write, which ends in .onnx.
+
+    >>> import tempfile
+    >>> from anchorhold import Embedder
+    >>> export(Embedder("small", 8, channels=1, size=8), tempfile.mkdtemp() + "/model.onnx").name  # doctest: +SKIP
+    'model.onnx'
     """
     out = Path(out).expanduser()
     check(out.suffix == ".onnx", f"{option('out', str(out))}: give a file name that ends in .onnx")

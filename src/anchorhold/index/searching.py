@@ -70,8 +70,25 @@ def search(
 ) -> Found:
     """The `k` images of an index that are nearest to a query image, or all if there are fewer.
 
-    The query gets the same model, resize and crop as the indexed images. Give `model` if the model has moved, or if the
-    index was made from a module; a model with other weights is refused.
+    The query gets the same model, resize and crop as the indexed images.
+
+    Args:
+        index: the folder of an index, or what `ah.embed` returned.
+        image: the file of the query.
+        k: how many images to return.
+        model: needed if the model has moved, or if the index was made from a module. Other weights are refused.
+        backend: exact, or faiss where it is installed. Both return the same images.
+        device: auto, cpu, cuda or cuda:N.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> from anchorhold import Embedder, embed
+    >>> place, model = Path(tempfile.mkdtemp()), Embedder("small", 8, size=8)
+    >>> for name, colour in {"red": "#c00", "pink": "#c22", "blue": "#00c"}.items():
+    ...     Image.new("RGB", (8, 8), colour).save(place / f"{name}.png")
+    >>> index = embed(model, place, place / "index", device="cpu")
+    >>> [hit.id for hit in search(index, place / "red.png", k=2, model=model, device="cpu").hits]
+    ['red.png', 'pink.png']
     """
     check(isinstance(k, Integral) and k >= 1, f"{argument('k')} must be a whole number of at least 1, got {k!r}")
     check(backend in ("exact", "faiss"), f"{argument('backend')} is {backend!r}; choose exact or faiss")

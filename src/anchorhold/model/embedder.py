@@ -42,11 +42,20 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 class Embedder(OnHub, nn.Module):
     """Images in [0, 1] to unit vectors: (B, C, H, W) -> (B, dim).
 
-    The model applies mean and std itself, so that perturbations are measured in pixels. `dim` 0 or None omits the head.
-    `size` is the side, or (height, width), of its images; the default is the backbone's usual one (28 or 224).
-    `preprocessing` is how files become such images, {"resize": 256, "crop": 224}; training sets it. If you give neither
-    and `weights` is a model that Anchorhold saved, both are taken from it. `weights` are a name ("imagenet",
-    "timm:NAME.TAG", "hf:owner/name@revision:file"), a file or a run folder.
+    The model applies mean and std itself, so that perturbations are measured in pixels. If you give neither `size` nor
+    `preprocessing`, and `weights` is a model that Anchorhold saved, both are taken from it.
+
+    Args:
+        backbone: a name of timm, or small or mlp for tiny images.
+        dim: the length of the vectors; 0 or None omits the head.
+        weights: a name ("imagenet", "timm:NAME.TAG", "hf:owner/name@revision:file"), a file or a run folder.
+        mean: one number per channel, for pixels in [0, 1]; by default ImageNet's.
+        std: one number per channel, as `mean`.
+        channels: of the images: 3, or 1 for grey.
+        size: the side, or (height, width), of its images; the default is the backbone's usual one (28 or 224).
+        freeze_batchnorm: whether BatchNorm keeps its running statistics in training, as in the papers.
+        seed: of the random weights.
+        preprocessing: how files become images, {"resize": 256, "crop": 224}; training sets it.
 
     >>> model = Embedder("small", dim=16, channels=1)
     >>> model(torch.rand(2, 1, 8, 8)).norm(dim=1).allclose(torch.ones(2))

@@ -203,15 +203,21 @@ def wrap(
 ) -> Victim:
     """Wrap any module so that it can be attacked and audited: from images in [0, 1] to unit vectors.
 
-    The wrapper applies `mean` and `std` (one number per channel, for pixels in [0, 1]) and resizes images to `size`.
-    If the module returns several tensors, `output` is the position or name of the embedding. Parameters are shared
-    with the module; `device` moves them.
+    Parameters are shared with the module.
 
-    With `gradients=False` any function from images to vectors will do: a remote service, an ONNX session. It gets a
-    tensor on the CPU, or with `arrays` a NumPy array. Attacks then use values only.
-
-    `before` is a step from images to images of the same shape, before everything else, such as JPEG. `backward` says
-    what gradients pass through in its place: "identity", or a differentiable function of the images (BPDA).
+    Args:
+        module: the module, or with `gradients=False` any function from images to vectors.
+        mean: one number per channel, for pixels in [0, 1]; the wrapper subtracts it.
+        std: one number per channel; the wrapper divides by it.
+        size: the side, or (height, width), that images are resized to.
+        output: the position or name of the embedding, where the module returns several tensors.
+        unit: whether vectors are scaled to length 1.
+        device: moves the module there.
+        gradients: False for a remote service or an ONNX session. Attacks then use values only.
+        arrays: with `gradients=False`, the function gets NumPy arrays instead of tensors on the CPU.
+        before: a step from images to images of the same shape, before everything else, such as JPEG.
+        backward: what gradients pass through in place of `before`: "identity", or a differentiable function of the
+            images (BPDA).
 
     >>> theirs = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
     >>> wrap(theirs, mean=[0.5] * 3, std=[0.5] * 3, size=2)(torch.rand(5, 3, 8, 8)).shape

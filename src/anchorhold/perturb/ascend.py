@@ -41,6 +41,14 @@ def ascend(
         batch: units at a time. With a separable objective it changes only the memory.
         watch: is called with the images that each step starts from: the moving views of the units that are not
             dropped. Only steepest steps take it.
+
+    Here the "model" is the identity, and the objective grows with the first coordinate:
+
+    >>> from anchorhold import Ball, Budget, Objective, Problem
+    >>> objective = Objective(lambda e, at: e[:, 0, 0])
+    >>> problem = Problem(lambda x: x.flatten(1), objective, Ball(0.1), Budget(steps=4, alpha=0.05))
+    >>> ascend(problem, torch.full((1, 1, 2), 0.5)).images
+    tensor([[[0.6000, 0.5000]]])
     """
     _check(problem, images, batch, starts, watch)
     check_units(images, ids, embedded, starts)

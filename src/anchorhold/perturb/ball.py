@@ -17,15 +17,24 @@ RANGE_SLACK = 1e-5  # resizing may round a pixel this far out of its range
 
 @dataclass(frozen=True)
 class Ball:
-    """{x : ‖x − clean‖ ≤ ε, low ≤ x ≤ high}, for each image of a (units, views, …) tensor on its own."""
+    """{x : ‖x − clean‖ ≤ ε, low ≤ x ≤ high}, for each image of a (units, views, …) tensor on its own.
+
+    Args:
+        eps: the radius: the maximum change of a pixel (Linf) or of the whole image (L2).
+        norm: linf or l2.
+        low: the lowest value of a pixel.
+        high: the highest value of a pixel.
+        signed: L2 with steps along signs and starts in the box of side 2ε (eqs. 6 and 7 of robust-init).
+
+    >>> Ball(0.1).project(torch.tensor([[[0.9, 0.2]]]), torch.tensor([[[0.5, 0.15]]]))
+    tensor([[[0.6000, 0.2000]]])
+    """
 
     eps: float
     norm: Literal["linf", "l2"] = "linf"
     low: float = 0.0
     high: float = 1.0
-    signed: bool = (
-        False  # L2: steps along signs and starts in the box of side 2ε, as robust-init's eqs. 6 and 7 have it
-    )
+    signed: bool = False
 
     def __post_init__(self) -> None:
         check_radius(self.eps, self.norm, self.low, self.high)

@@ -27,15 +27,24 @@ Watch = Callable[[int, Tensor, Tensor], None]  # step, images (U', V', …) it s
 class Objective:
     """The function to climb.
 
-    Each callable takes the embeddings (U', V, D) of some units, and their positions (U',) in the original batch.
-    Find constants by these positions: the units need not be in order.
+    Each callable takes the embeddings (U', V, D) of some units and their positions (U',) in the original batch.
+    Finished units are dropped, so look your constants up by position.
+
+    Args:
+        value: one number per unit, or one scalar where the objective couples the units.
+        done: which units met their goal and have zero gradient; one boolean where units are coupled.
+        first: replaces `value` in the first step from a zero start, where `value` is stationary.
+        coupled: whether the value of a unit depends on the others.
+        top: the maximum of `value`, instead of `done`: units there are finished, and nothing is computed twice.
+
+    >>> objective = Objective(lambda e, at: e[:, 0, 0].clamp(max=1), top=1.0)
+    >>> objective.met(torch.tensor([[[0.5]], [[2.0]]]), torch.arange(2))
+    tensor([False,  True])
     """
 
-    value: Value  # one number per unit, or one scalar where the objective couples the units
-    # Hinged objectives: which units met their goal and have zero gradient; one boolean where units are coupled.
-    # If `value` has a maximum, give it as `top` instead: units there are finished, and nothing is computed twice.
+    value: Value
     done: Value | None = None
-    first: Value | None = None  # replaces `value` in the first step from a zero start, where `value` is stationary
+    first: Value | None = None
     coupled: bool = False
     top: float | None = None
 
@@ -88,7 +97,17 @@ class Objective:
 class Problem:
     """Climb `objective` inside `ball` with `budget`.
 
-    `key` determines all random draws. `moves` says which views of a unit may move; None is all of them.
+    Args:
+        embed: from images (B, C, H, W) to vectors (B, D).
+        objective: the function to climb.
+        ball: where a perturbed image may lie.
+        budget: how many steps, and of which kind.
+        key: determines all random draws, `anchorhold.random.Key.of(seed)`; needed for random starts.
+        moves: which views of a unit may move; None is all of them.
+
+    >>> problem = Problem(torch.nn.Flatten(), Objective(lambda e, at: e.sum((1, 2))), Ball(0.1), moves=(True, False))
+    >>> problem.moving(2)
+    ([0], [1])
     """
 
     embed: Embed
@@ -116,13 +135,25 @@ class Problem:
 
 @dataclass(frozen=True)
 class Ascent:
-    """The perturbed units and what they cost."""
+    """The perturbed units and what they cost: what `ascend` returns.
 
-    images: Tensor  # (U, V, …); fixed views are unchanged
-    value: Tensor | None  # (U,) the objective reached, where it was measured (best iterate or restarts)
-    image_steps: int  # forward and backward passes of one image
-    active: list[int] = field(default_factory=list)  # unfinished units at each step of the first start
-    queries: int = 0  # forward passes of a method without gradients
+    Args:
+        images: (U, V, …); fixed views are unchanged.
+        value: (U,) the objective reached, where it was measured (best iterate or restarts).
+        image_steps: forward and backward passes of one image.
+        active: unfinished units at each step of the first start.
+        queries: forward passes of a method without gradients.
+
+    >>> found = Ascent(torch.zeros(2, 1, 3, 8, 8), None, image_steps=3, active=[2, 1])
+    >>> len(found.images), found.active
+    (2, [2, 1])
+    """
+
+    images: Tensor
+    value: Tensor | None
+    image_steps: int
+    active: list[int] = field(default_factory=list)
+    queries: int = 0
 
 
 def refuse_watch(watch: Watch | None, method: str) -> None:

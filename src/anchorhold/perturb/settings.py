@@ -34,16 +34,31 @@ VALUES_ONLY = ("square", "nes")  # methods that take no gradients; their steps a
 
 @dataclass(frozen=True)
 class Budget:
-    """How many steps a unit gets, and of which kind."""
+    """How many steps a unit gets, and of which kind.
+
+    Args:
+        steps: number of steps.
+        alpha: length of a step.
+        start: zero (the clean image), random, or tiny: random, just far enough to leave a stationary point.
+        restarts: number of starts; later ones start at random and attack unfinished units.
+        keep: the last iterate, or the best one.
+        schedule: how alpha falls over the steps: constant, linear or cosine.
+        drop: drop finished units; off only to show that it changes nothing.
+        rule: steepest, apgd, adam or momentum. APGD adapts its step length and refuses alpha and schedule.
+
+    >>> budget = Budget(steps=4, alpha=0.1, schedule="linear")
+    >>> [round(budget.length(step), 3) for step in range(4)]
+    [0.1, 0.075, 0.05, 0.025]
+    """
 
     steps: int = 8
-    alpha: float = 1 / 255  # length of a step
-    start: Start = "zero"  # tiny: random, just far enough to leave a stationary point
-    restarts: int = 1  # later ones start at random and attack unfinished units
+    alpha: float = 1 / 255
+    start: Start = "zero"
+    restarts: int = 1
     keep: Keep = "last"
-    schedule: Schedule = "constant"  # how alpha falls over the steps
-    drop: bool = True  # drop finished units; off only to show that it changes nothing
-    rule: Rule = "steepest"  # see `rules`; apgd adapts its step length and refuses alpha and schedule
+    schedule: Schedule = "constant"
+    drop: bool = True
+    rule: Rule = "steepest"
 
     def __post_init__(self) -> None:
         check(self.steps >= 0, f"steps must not be negative, got {self.steps}")

@@ -154,6 +154,12 @@ def resume(
         defence: the defence of your own that the run trains by, where it was given as an object.
         own: what else of the defence's settings was given as an object, such as {"loss": MyLoss(2.0)}.
         callbacks: as in `fit`; a run does not remember them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     run = fit(None, "digits", "natural", f"{place}/run", overrides={"train.epochs": 1}, device="cpu")
+    ...     resume(run.path, device="cpu").read_json()["status"]  # a finished run stays as it is
+    'done'
     """
     told = callbacks_of(callbacks)
     where = device_named(device)

@@ -46,13 +46,26 @@ STEP = "step"  # in `state`: how many batches there were
 
 @dataclass(frozen=True)
 class AdversarialBatch:
-    """What a defence would train on in this step."""
+    """What a defence would train on in this step: what `adversary` returns.
 
-    images: Tensor  # (N, C, H, W) in [0, 1], perturbed
-    labels: Tensor  # (N,) of these images
-    origins: Tensor  # (N,) which image of your batch each one comes from
-    triplets: tuple[Tensor, Tensor, Tensor] | None  # positions (T,) in `images` of anchors, positives and negatives
-    loss: Tensor  # the defence's own loss of this batch, without gradient
+    Args:
+        images: (N, C, H, W) in [0, 1], perturbed.
+        labels: (N,) of these images.
+        origins: (N,) which image of your batch each one comes from.
+        triplets: positions (T,) in `images` of anchors, positives and negatives; None where the defence has none.
+        loss: the defence's own loss of this batch, without gradient.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 4))
+    >>> batch = adversary(net, torch.rand(6, 3, 2, 2), [0, 0, 1, 1, 2, 2], "hm-lga", state={}, steps=1)
+    >>> batch.images.shape[1:], len(batch.images) == len(batch.labels) == len(batch.origins)
+    (torch.Size([3, 2, 2]), True)
+    """
+
+    images: Tensor
+    labels: Tensor
+    origins: Tensor
+    triplets: tuple[Tensor, Tensor, Tensor] | None
+    loss: Tensor
 
 
 def adversary(
