@@ -34,7 +34,8 @@ import anchorhold as ah
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
 from anchorhold.attacks.recall import MarginAttack
-from anchorhold.auditing.ensemble import MEMBERS, Contest, Task, most_steps
+from anchorhold.auditing.ensemble import Contest, Task
+from anchorhold.auditing.members import MEMBERS, most_steps
 from anchorhold.config.recipes import settings_from
 from anchorhold.console import Silent
 from anchorhold.data.datasets import dataset

@@ -105,6 +105,7 @@ def test_shifted_outputs_of_training_attacks_are_noticed() -> None:
             assert off, path
 
 
+@pytest.mark.slow
 def test_shifted_outputs_of_whole_attacks_are_noticed() -> None:
     shared = shared_oracle()["pgd_attacks"]
     paths = list(outputs(shared))

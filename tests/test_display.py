@@ -76,6 +76,7 @@ def test_a_table_escapes_all_it_is_given() -> None:
     assert Cells(text).rows == [["a", EVIL.replace("\x1b", "\\x1b")], [EVIL.replace("\x1b", "\\x1b"), "1.5"]]
 
 
+@pytest.mark.slow
 def test_an_audit_shows_its_numbers(audit: Audit) -> None:
     cells = {row[0]: row[1:] for row in checked(audit).rows}
     assert cells["attack"] == ["before", "after (published)", "after (corrected)"]

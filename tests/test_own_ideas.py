@@ -186,6 +186,7 @@ class Scaled:
             yield self.by * loss
 
 
+@pytest.mark.slow
 def test_two_defences_may_have_settings_of_one_kind(tmp_path: Path) -> None:
     weights = {}
     for name, defence in (("noise", noise), ("quiet", quiet), ("object", Scaled(1.0)), ("part", partial(quiet))):

@@ -60,7 +60,7 @@ def test_queries_that_the_gallery_does_not_hold_add_their_own_error() -> None:
     assert found.separability.error == pytest.approx(float(expected))
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_an_interval_holds_the_truth_as_often_as_it_says() -> None:
     """Random points have separability 0: its upper end is below that in about 1 of 20 draws, its lower end above."""
     labels, below, above = torch.arange(6).repeat_interleave(8), 0, 0

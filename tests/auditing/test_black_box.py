@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import anchorhold as ah
-from anchorhold.auditing import ensemble, run
+from anchorhold.auditing import members, run
 from anchorhold.auditing.one_image import attack_one
 from anchorhold.auditing.verifying import verify
 from anchorhold.data.splits import Split
@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {"eps": 0.1, "limit": 12, "batch": 12, "device": "cpu", 
 @pytest.fixture(scope="module", autouse=True)
 def few_queries() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "BLACK", tuple(replace(m, budget=lambda eps: Budget(25)) for m in ensemble.BLACK))
+        patch.setattr(run, "BLACK", tuple(replace(m, budget=lambda eps: Budget(25)) for m in members.BLACK))
         yield
 
 
@@ -132,7 +132,7 @@ def test_fingerprints_tell_functions_apart() -> None:
     assert fingerprint_of(plain) != fingerprint_of(ah.wrap(nn.Flatten(), before=torch.round))
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_function_is_audited_by_queries_alone(net: ah.Embedder, digits: Split, tmp_path: Path) -> None:
     remote = Remote(net)
     model = ah.wrap(remote, gradients=False, arrays=True)
@@ -155,7 +155,7 @@ def test_a_function_is_audited_by_queries_alone(net: ah.Embedder, digits: Split,
         assert column.value == pytest.approx(same.protocols["corrected"].columns[name].value, abs=0.5), name
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_strong_audit_of_a_function_has_square_and_nes(net: ah.Embedder, digits: Split, tmp_path: Path) -> None:
     model = ah.wrap(Remote(net), gradients=False, arrays=True)
     options: dict[str, Any] = {**QUICK, "attacks": ["GTM", "QA+"], "steps": 20}

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from anchorhold.attacks.menu import goal_named
-from anchorhold.auditing.ensemble import MEMBERS, Task
+from anchorhold.auditing.ensemble import Task
+from anchorhold.auditing.members import MEMBERS
 from anchorhold.auditing.strong import _doubts
 
 

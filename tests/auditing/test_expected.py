@@ -29,7 +29,7 @@ def numbers(audit: Any) -> str:
     return json.dumps([found["clean"], found["protocols"]], sort_keys=True)
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_long_audit_is_said_beforehand_and_a_tiny_one_is_silent(
     model: ah.Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,7 +105,7 @@ def test_values_never_fall_and_the_ball_is_never_left(norm: str, goal: str) -> N
         assert order_value(last, wanted).mean() > order_value(first, wanted).mean() + 0.2
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_search_function_and_the_model_behind_it_give_the_same_curve(net: ah.Embedder, tmp_path: Path) -> None:
     calls: list[int] = []
     options: dict[str, Any] = {"k": 6, "queries": 40, "eps": 0.1, "limit": 30, "batch": 16, "device": "cpu"}

@@ -187,6 +187,7 @@ def test_runs_that_both_protocols_share_are_made_once(audited: Audit) -> None:
     assert audited.image_steps == sum(run.image_steps for run in audited.runs) > 0
 
 
+@pytest.mark.slow
 def test_the_batch_size_changes_nothing(audited: Audit, model: Embedder, digits: Split) -> None:
     other = ah.audit(model, digits, **{**QUICK, "batch": 7})
     for protocol, outcome in audited.protocols.items():
@@ -206,6 +207,7 @@ def test_an_attack_that_may_not_move_gives_the_clean_values(model: Embedder, dig
         assert measured is not None and measured.value == pytest.approx(100)
 
 
+@pytest.mark.slow
 def test_fgsm_is_one_step_of_the_whole_radius(model: Embedder, digits: Split) -> None:
     chosen = {**QUICK, "attacks": ["TMA"], "protocols": "corrected"}
     one = ah.audit(model, digits, **{**chosen, **FGSM})
@@ -310,6 +312,7 @@ def test_another_seed_attacks_others_and_the_gallery_stays_whole(
     assert numbers(other)["clean"]["R@1"]["value"] == numbers(audited)["clean"]["R@1"]["value"]
 
 
+@pytest.mark.slow
 def test_the_same_data_in_every_form(audited: Audit, model: Embedder, digits: Split) -> None:
     assert digits.images is not None
     nhwc = digits.images
@@ -327,6 +330,7 @@ def test_the_same_data_in_every_form(audited: Audit, model: Embedder, digits: Sp
         assert found.clean["R@1"].value == audited.clean["R@1"].value
 
 
+@pytest.mark.slow
 def test_queries_apart_from_the_gallery(model: Embedder, digits: Split) -> None:
     half = torch.arange(len(digits)) % 2 == 0
     query, gallery = digits.keep(half), digits.keep(~half)
@@ -370,6 +374,7 @@ class _Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_a_stopped_audit_goes_on_and_ends_the_same(
     audited: Audit, model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +408,7 @@ def test_a_stopped_audit_goes_on_and_ends_the_same(
         ah.audit(model, digits, **{**QUICK, "attacks": ["nearest"]}, out=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1, 3])
 def test_batches_may_be_missing_anywhere(
     lost: int, model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -424,6 +430,7 @@ def test_batches_may_be_missing_anywhere(
     assert numbers(ah.audit(model, digits, **four, out=tmp_path)) == numbers(whole)
 
 
+@pytest.mark.slow
 def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_path: Path) -> None:
     one = {**QUICK, "attacks": ["ES"], "protocols": "corrected", "out": tmp_path / "a"}
     ah.audit(model, digits, **one)
@@ -702,6 +709,7 @@ def test_models_that_are_not_ours(digits: Split, output: Any) -> None:
     assert any("unit length" in note for note in found.model["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(digits: Split, dtype: torch.dtype) -> None:
     for net in (Embedder("small", 16, channels=1, size=8), _Net()):
@@ -766,7 +774,7 @@ def test_bad_input_is_one_clear_line(model: Any, data: Any, error: type[Anchorho
         ({"method": "bim"}, "there are: pgd, fgsm, cw"),
         ({"attacks": []}, "attacks is empty: name some, such as CA"),
         ({"attacks": {}}, "attacks is empty"),
-        ({"out": __file__}, "is a file, and an audit needs a folder: choose another --out"),
+        ({"out": __file__}, "is a file, and an audit needs a folder: choose another out="),
         ({"batch": 0}, "at least 1"),
         ({"limit": -1}, "must not be negative"),
         ({"precision": "bf16"}, "needs a GPU"),

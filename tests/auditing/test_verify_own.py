@@ -76,6 +76,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> tuple[int
     return code, said.out, said.err
 
 
+@pytest.mark.slow
 def test_it_is_checked_with_the_code_that_the_user_names(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -94,6 +95,7 @@ def test_it_is_checked_with_the_code_that_the_user_names(
     assert code == 2 and "hash differs" in out
 
 
+@pytest.mark.slow
 def test_in_python_an_object_or_a_class_will_do(here: Path) -> None:
     model, data = ah.load(here / "m.safetensors"), ah.dataset("digits")
     imported("theirs_of_mine:Centre", USER)

@@ -253,6 +253,7 @@ def test_where_nobody_listens_the_exit_code_is_the_same(arguments: list[str], co
     assert closed == [1, 2] or done.stdout  # an error too: standard output is left
 
 
+@pytest.mark.slow
 def test_a_published_row_is_shown_as_a_recipe(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from dataclasses import replace
 

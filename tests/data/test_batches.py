@@ -91,7 +91,7 @@ def test_short_classes_repeat_evenly() -> None:
     assert times[3] == 7
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_class_batches_draw_classes_and_images_uniformly() -> None:
     labels = torch.tensor([0] * 3 + [1] * 6 + [2] * 4 + [3] * 3)
     batches = [b for e in range(3000) for b in class_batches(labels, 2, 2, Key.of(e))]

@@ -154,7 +154,7 @@ def test_a_mapping_of_parts_is_taken_by_both(tmp_path: Path) -> None:
         assert found.data["classes"] == 5 and not found.notes
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_folders_that_are_given_as_parts_are_given_again_to_resume(tmp_path: Path) -> None:
     data = {part: folder(tmp_path / part) for part in ("train", "test")}
     overrides = SHORT | {"data": {"flip": False, "resize": 8, "crop": 8}}

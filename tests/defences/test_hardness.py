@@ -307,7 +307,7 @@ def test_each_turn_follows_its_own_loss(monkeypatch: pytest.MonkeyPatch) -> None
 # All of it --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_every_pair_of_the_papers_tables_is_a_matter_of_settings() -> None:
     """Tables 2 to 5: any source; any sampler, constant, g_B over these, or LGA; each with and without ICS."""
     step = make_step(state={"previous_loss": torch.tensor(0.1)})

@@ -122,7 +122,7 @@ def test_the_canary_checks_both_turns_of_a_defence_that_alternates() -> None:
     assert 6 <= len(checked) <= 8 and {step % 2 for step in checked} == {0, 1}
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_with_a_companion_the_model_s_own_pass_is_not_replayed(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_with_a_companion_the_model_s_own_pass_is_not_replayed(
 # Benign batches ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_with_nothing_but_benign_batches_nothing_is_perturbed(digits: ah.Dataset, tmp_path: Path) -> None:
     benign = fit(digits, tmp_path / "benign", train={"benign": 1})
     plain = fit(digits, tmp_path / "plain", defence={"eps": 0, "steps": 0})
@@ -148,7 +148,7 @@ def test_with_nothing_but_benign_batches_nothing_is_perturbed(digits: ah.Dataset
     assert benign.read_json()["image_steps"] == 0 < attacked.read_json()["image_steps"]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_share_of_the_batches_is_benign_and_leaves_no_trace_in_the_state(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +185,7 @@ def test_the_mean_is_the_sum_of_all_steps(digits: ah.Dataset) -> None:
     assert torch.equal(net.weight, own)
 
 
+@pytest.mark.slow
 def test_the_mean_is_what_is_exported(digits: ah.Dataset, tmp_path: Path) -> None:
     whole = fit(digits, tmp_path / "whole", train={"ema": 0.9})
     assert not same(whole, fit(digits, tmp_path / "plain"))

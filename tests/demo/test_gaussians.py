@@ -105,6 +105,7 @@ def test_what_is_not_its_own_is_left_alone(tmp_path: Path) -> None:
         run_gaussians(tmp_path, side=0, report=Silent())
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked: list[Any] = []
 

@@ -174,7 +174,7 @@ def test_killed_it_goes_on_and_ends_identical(tmp_path: Path, monkeypatch: Any) 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     left = {path.name for path in (tmp_path / "ix").rglob("*")}
     assert left == {".anchorhold-lock", ".anchorhold-parts", "000000.safetensors"}
-    with pytest.raises(RunError, match="no complete index; run the same `anchorhold embed` to resume"):
+    with pytest.raises(RunError, match=r"no complete index; run the same ah\.embed to resume"):
         Index("ix")
     (tmp_path / "kill").unlink()
     net, report = Named("killed_net:net", size=[8, 8]), Lines()

@@ -33,6 +33,7 @@ def _extra() -> None:
         pytest.importorskip(name, reason=f"{name} is not installed: pip install 'anchorhold[onnx]'")
 
 
+@pytest.mark.slow
 def test_the_file_gives_what_torch_gives_for_any_batch(tmp_path: Path) -> None:
     model = Embedder("resnet18", 12, size=(32, 24), seed=3).train()
     with torch.no_grad():
@@ -53,6 +54,7 @@ def test_the_file_gives_what_torch_gives_for_any_batch(tmp_path: Path) -> None:
         torch.testing.assert_close(vectors.norm(dim=1), torch.ones(count))
 
 
+@pytest.mark.slow
 def test_the_command_writes_metadata_that_say_what_it_is(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

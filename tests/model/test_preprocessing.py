@@ -122,6 +122,7 @@ def test_search_goes_the_way_of_the_index(place: Path, tmp_path: Path) -> None:
         assert found.hits[0].id == "class3/4.png" and found.hits[0].distance < 1e-4
 
 
+@pytest.mark.slow
 def test_the_onnx_file_says_resize_crop_and_interpolation(
     place: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

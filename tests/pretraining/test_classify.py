@@ -144,7 +144,7 @@ def test_an_image_that_is_wrong_from_the_start_is_not_robust(monkeypatch: pytest
     assert set(accuracies(model, head, images, ClassifySettings(), KEY, nullcontext).values()) == {0.0}
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_it_learns_and_holds_where_natural_training_does_not(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -111,6 +111,7 @@ def test_lost_features_are_said_once(digits: ah.Dataset, tmp_path: Path, recipe:
         assert "The run is in progress" in heard.pages[-1] and "The run is in progress" not in page
 
 
+@pytest.mark.slow
 @BOTH
 def test_held_out_images_have_no_influence(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
     held = Companion(digits.train.labels, 0.1).held
@@ -141,6 +142,7 @@ def test_the_same_images_are_held_out_whatever_the_run() -> None:
             PretrainSettings(holdout=share)
 
 
+@pytest.mark.slow
 @BOTH
 def test_an_untrained_head_is_no_collapse(digits: ah.Dataset, tmp_path: Path, recipe: str) -> None:
     strict = {"epochs": 3, "collapse_warmup": 0, "collapse_separability": 1e9}
@@ -152,6 +154,7 @@ def test_an_untrained_head_is_no_collapse(digits: ah.Dataset, tmp_path: Path, re
     assert not torch.equal(start.backbone[0].weight, trained.backbone[0].weight)
 
 
+@pytest.mark.slow
 @BOTH
 def test_from_the_command_line_to_the_next_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe: str

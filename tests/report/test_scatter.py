@@ -150,6 +150,7 @@ def test_no_name_lies_on_another_or_leaves_the_axes(tmp_path: Path, drawn: list[
         assert all(around.y0 - 1 <= box.y0 and box.y1 <= around.y1 + 1 for box in boxes)
 
 
+@pytest.mark.slow
 def test_every_run_of_many_has_a_look_of_its_own(tmp_path: Path, drawn: list[Any]) -> None:
     for place in range(20):
         scored(tmp_path / f"{place:02}", 30.0 + place, 20.0)

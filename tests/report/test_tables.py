@@ -209,7 +209,7 @@ def test_latex_is_escaped_and_has_one_line_a_row() -> None:
     columns = (Column("name", "run"), Column("r1", "R@1 at ε"), Column("empty", "none"))
     rows = (("[a] 50% & b_c \\x{y}", Estimate(31.84, 30.0, 33.0), None), ("p~q^2 #1 $", None, None))
     lines = render(Table(columns, rows, ("a note\nof two lines",)), "latex").splitlines()
-    assert lines[1:4] == [r"\begin{tabular}{lr}", r"\toprule", r"run & R@1 at $\varepsilon$ \\"]
+    assert lines[1:4] == [r"\begin{tabular}{lr}", r"\toprule", r"run & R@1 at $\epsilon$ \\"]
     assert lines[5] == r"{}[a] 50\% \& b\_c \textbackslash{}x\{y\} & 31.8 [30.0, 33.0] \\"
     assert lines[6] == r"p\textasciitilde{}q\textasciicircum{}2 \#1 \$ & -- \\"
-    assert lines[7:] == [r"\bottomrule", r"\end{tabular}", "% a note of two lines"]
+    assert lines[7:] == [r"\bottomrule", r"\end{tabular}", r"\par\footnotesize a note of two lines"]

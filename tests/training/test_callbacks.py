@@ -78,6 +78,7 @@ def fit(out: Path, **more: Any) -> Run:
     return ah.fit(None, ah.dataset("digits"), "natural", out, overrides=QUICK, device="cpu", **more)
 
 
+@pytest.mark.slow
 def test_every_epoch_is_told_after_it_is_written_and_the_end_once(tmp_path: Path) -> None:
     one, two = Remembers(), Remembers()
     run = fit(tmp_path / "run", callbacks=[one, two])
@@ -99,6 +100,7 @@ def test_one_that_raises_is_dropped_with_a_line_and_the_run_goes_on(method: str,
     assert bad.calls == {"on_start": 1, "on_epoch": 2, "on_end": 5}[method]
 
 
+@pytest.mark.slow
 def test_a_callback_cannot_change_the_record_or_the_weights(tmp_path: Path) -> None:
     class Meddles:
         def on_epoch(self, row: dict[str, Any]) -> None:
@@ -179,6 +181,7 @@ def expected(run: Path) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+@pytest.mark.slow
 def test_tensorboards_file_is_metrics_jsonl(tmp_path: Path) -> None:
     run = fit(tmp_path / "run", callbacks=["tensorboard"])
     found = curves(run.path)

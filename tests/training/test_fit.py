@@ -56,6 +56,7 @@ def same(a: Path, b: Path) -> bool:
 # What a run leaves behind -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_folder_holds_everything(digits: ah.Dataset, tmp_path: Path) -> None:
     run = fit(digits, tmp_path / "run", train={"attack_eps": 0.05, "attack_steps": 2, "attack_queries": 50})
     info, rows = run.read_json(), run.metrics()
@@ -86,12 +87,14 @@ def test_a_run_folder_holds_everything(digits: ah.Dataset, tmp_path: Path) -> No
     assert 100 * evaluate(e, digits.test.labels).r1 == pytest.approx(rows[-1]["r1"])
 
 
+@pytest.mark.slow
 def test_training_learns(digits: ah.Dataset, tmp_path: Path) -> None:
     run = fit(digits, tmp_path / "run", "natural", train={"epochs": 4}, data={"crop": 0, "flip": False})
     rows = run.metrics()
     assert rows[-1]["loss"] < 0.5 * rows[0]["loss"] and rows[-1]["r1"] > 75
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_nothing_else(digits: ah.Dataset, tmp_path: Path) -> None:
     torch.manual_seed(1)
     fit(digits, tmp_path / "a", train={"epochs": 1})
@@ -181,7 +184,7 @@ def test_a_model_of_your_own_is_resumed_from_its_folder_alone(
     for name in ("last", "previous"):
         (tmp_path / "run" / f"{name}.safetensors").unlink()
     _run(tmp_path / "run").update_json(status="training")
-    with pytest.raises(RunError, match="built its model yourself"):
+    with pytest.raises(RunError, match="you built its model"):
         ah.resume(tmp_path / "run", device="cpu")
 
 
@@ -283,6 +286,7 @@ def interrupting_natural(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DEFENCES, "natural", interrupting)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("listening")
 def test_ctrl_c_saves_and_says_how_to_go_on(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -388,6 +392,7 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(
     assert state["step"] <= 29 and all(t.isfinite().all() for t in tensors.values())
 
 
+@pytest.mark.slow
 def test_collapse_stops_with_the_reason_or_warns(
     digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def dying_at(monkeypatch: pytest.MonkeyPatch, name: str, call: int, after: bool)
         monkeypatch.setitem(DEFENCES, name, dying)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_killed_training_ends_the_same(
     name: str, digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -84,7 +84,7 @@ def test_unless_told_otherwise_batches_are_the_table_s(name: str) -> None:
     )
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_the_variance_of_batch_means_is_that_of_a_mean(digits: Dataset) -> None:
     """Var of a mean of n independent triplets is Var[H] / n: with twice the pairs it is half of the table's."""
     for pairs in (56, 112):

@@ -122,6 +122,7 @@ def test_every_point_is_checked_before_the_first_is_trained(
         points("hm-lga", vary, {"data": {"name": "digits"}, **overrides})
 
 
+@pytest.mark.slow
 def test_a_sweep_of_digits_and_the_same_again(digits: Dataset, tmp_path: Path) -> None:
     vary = {"defence.eps": ["0.1", "77/255"]}
     found = sweep(digits, "hm-lga", vary, tmp_path, overrides=QUICK, audited=AUDITED, device="cpu")

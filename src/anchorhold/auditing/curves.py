@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..random import Key
 from ..scores import interval, resampled_means
-from .ensemble import Member, Task
+from .ensemble import Task
+from .members import Member
 
 __all__ = ["WORST", "curve_of", "worst_classes"]
 

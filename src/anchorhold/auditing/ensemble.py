@@ -1,157 +1,41 @@
-"""The ensemble of the strong audit: for each goal a fixed order of attacks, for each sample the worst result.
-
-The goals are a wrong nearest neighbour (one goal for ES:R, LTM, GTM, nearest and margin), CA±, QA±, TMA, the distance
-of ES, GTT and the label attacks. Every goal starts with its standard runs, in the corrected protocol and with their
-targets. Then `MEMBERS` attack, in order, the samples that still withstand. Each sample keeps its worst result, so the
-strong audit never reports more robustness than the standard one. There are no settings.
-
-    pgd         3 random starts of 50 steps, ε/4 falling linearly to 0, best iterate, the goal's objective
-                (a wrong neighbour has the next three instead)
-    starts      5 short climbs of APGD, 25 steps each, over five objectives (`attacks.class_losses`); every second one
-                starts in a random direction of the embedding
-    adam        6 random starts of 50 steps of Adam, over three objectives
-    momentum    3 random starts of 100 steps of momentum PGD, over two objectives
-    apgd        100 steps from a random start, the goal's objective (for a wrong neighbour: `margin`)
-    apgd-free   the same on the scale-free objective (`attacks.scale_free`); not for a wrong neighbour
-    cw          C&W in its Linf form, 50 iterations; not for a wrong neighbour
-    transfer    apgd-free on a second model, if given, without early stop; measured on this one
-    square      1,000 queries without gradients, on the scale-free objective
-
-Why a wrong neighbour has members of its own: the nearest items change from step to step, so its gradient jumps. Signed
-steps from many starts miss what means of gradients find, and more steps from one start find little more. `apgd-free`
-and `cw` found next to nothing after these, on masked models too (results/strong/members.json).
-
-A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, for a
-wrong neighbour 829, and 100 more with a second model. Over the eight goals behind ERS that is 3,950 steps and 8,000
-forward passes with the standard runs. On a natural model most samples fall early, and only TMA and ES, which have no
-end, take the full cost.
-"""
+"""The ensemble of the strong audit at work: its goals, and a batch of samples that the members attack in turn."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..attacks.class_losses import DIVERSE_STEPS, cross_entropy, diverse_starts, dlr, has_class_losses, soft_margin
+from ..attacks.class_losses import DIVERSE_STEPS, diverse_starts, has_class_losses
 from ..attacks.goal import Goal, Scene
 from ..attacks.menu import goal_named
-from ..attacks.run import Attacked, Climbed, attack
-from ..attacks.scale_free import scale_free, without_end
+from ..attacks.run import Attacked, attack
 from ..device import precise
 from ..model.frozen import Embed, embed_all
 from ..perturb.ascend import ascend
 from ..perturb.ball import Ball
-from ..perturb.cw import CW_STEPS
-from ..perturb.methods import METHODS, Method, apgd
+from ..perturb.methods import Method
 from ..perturb.problem import Objective, Problem
 from ..perturb.settings import Budget
 from ..random import Key
+from .members import Member
 from .plan import AttackRun, AuditSettings
 
 __all__ = [
-    "BLACK",
     "FALLS",
-    "MEMBERS",
-    "SQUARE_QUERIES",
-    "WARM",
     "Contest",
-    "Member",
     "Surrogate",
     "Task",
     "for_queries",
-    "most_steps",
     "strengthened",
     "tasks",
 ]
 
-SQUARE_QUERIES = 1000
 RECALL = ("ES", "LTM", "GTM", "nearest", "margin")  # attacks whose goal is a wrong nearest neighbour
 FALLS = ("CA-", "QA-", "TMA", "ES:D")  # measures that the attacker raises
 _NEAR = 1e-9
-
-
-@dataclass(frozen=True)
-class Member:
-    """One method of the ensemble."""
-
-    name: str
-    kind: Literal["white", "transfer", "black"]
-    find: Method
-    budget: Callable[[float], Budget]  # from ε
-    objectives: tuple[Climbed | None, ...] = (None,)  # None is the goal's own; one after the other, round by round
-    rounds: int = 1
-    diverse: bool = False  # every second round starts in a random direction of the embedding
-    wants: Callable[[Goal], bool] = lambda goal: True  # the goals that it attacks
-
-    def image_steps(self, goal: Goal) -> int:
-        """The most image-steps of a sample; black-box members take queries instead."""
-        if self.kind != "white" or not self.wants(goal):
-            return 0
-        budget = self.budget(1.0)
-        return self.rounds * budget.steps * budget.restarts + self.diverse * DIVERSE_STEPS * (self.rounds // 2)
-
-
-def _other_goals(goal: Goal) -> bool:
-    return not has_class_losses(goal)
-
-
-_ADAPTIVE = Budget(100, start="random", keep="best", rule="apgd")
-MEMBERS = (
-    Member(
-        "pgd",
-        "white",
-        ascend,
-        lambda eps: Budget(50, eps / 4, start="random", restarts=3, keep="best", schedule="linear"),
-        wants=_other_goals,
-    ),
-    Member(
-        "starts",
-        "white",
-        apgd,
-        lambda eps: replace(_ADAPTIVE, steps=25),
-        (cross_entropy(1.0), None, cross_entropy(0.1), dlr, soft_margin(0.03)),
-        rounds=5,
-        diverse=True,
-        wants=has_class_losses,
-    ),
-    Member(
-        "adam",
-        "white",
-        ascend,
-        lambda eps: Budget(50, eps / 4, start="random", keep="best", schedule="linear", rule="adam"),
-        (None, cross_entropy(1.0), soft_margin(0.03)),
-        rounds=6,
-        wants=has_class_losses,
-    ),
-    Member(
-        "momentum",
-        "white",
-        ascend,
-        lambda eps: Budget(100, eps / 5, start="random", keep="best", schedule="linear", rule="momentum"),
-        (None, cross_entropy(1.0), None),
-        rounds=3,
-        wants=has_class_losses,
-    ),
-    Member("apgd", "white", apgd, lambda eps: _ADAPTIVE),
-    Member("apgd-free", "white", apgd, lambda eps: _ADAPTIVE, (scale_free,), wants=_other_goals),
-    Member("cw", "white", METHODS["cw"], lambda eps: Budget(CW_STEPS), wants=_other_goals),
-    Member("transfer", "transfer", apgd, lambda eps: _ADAPTIVE, (without_end,)),
-    Member("square", "black", METHODS["square"], lambda eps: Budget(SQUARE_QUERIES), (scale_free,)),
-)
-BLACK = (  # all members where no gradients may be taken
-    MEMBERS[-1],
-    Member("nes", "black", METHODS["nes"], lambda eps: Budget(SQUARE_QUERIES), (scale_free,)),
-)
-WARM = Member("warm", "white", apgd, lambda eps: _ADAPTIVE)  # starts from the result of a smaller ε
-
-
-def most_steps(goal: Goal) -> int:
-    """The image-steps of a sample that withstands all gradient members."""
-    return sum(member.image_steps(goal) for member in MEMBERS)
 
 
 @dataclass(frozen=True)
@@ -224,6 +108,8 @@ class Contest:
         self.task, self.embed, self.scene, self.key = task, embed, scene, key
         self.clean, self.images, self.ids = images, images.clone(), ids.to(scene.gallery.device)
         self.latest = images  # the last images tried: a start for a larger ε where nothing hurt yet
+        self.nearest = images.clone()  # those with the highest value of the goal's own objective
+        self.height = torch.full((len(images),), -torch.inf, device=images.device)
         self.targets = task.goal.targets(scene, self.ids, key)
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
         self.measures = self.initial = self.measure(self.embeddings)
@@ -243,11 +129,23 @@ class Contest:
         """Keep these images for the samples where they are worse for the model."""
         embeddings = embed_all(self.embed, [images])
         self.latest = self.latest.index_copy(0, rows, images)
+        self._remember(images, embeddings, rows)
         now = self.measure(embeddings, rows)
         worse = self.task.hurt(now[self.task.main], self.measures[self.task.main][rows])
         at = rows[worse]
         self.images[at], self.embeddings[at] = images[worse], embeddings[worse]
         self.measures = {name: row.index_copy(0, at, now[name][worse]) for name, row in self.measures.items()}
+
+    def _remember(self, images: Tensor, embeddings: Tensor, rows: Tensor) -> None:
+        """Keep these images where they come nearer to a wrong neighbour, for the members that refine."""
+        if not has_class_losses(self.task.goal):
+            return
+        aims = None if self.targets is None else self.targets[rows]
+        with torch.no_grad(), precise():
+            objective = self.task.goal.objective(self.scene, self.ids[rows], aims)
+            now = objective.value(embeddings[:, None], torch.arange(len(rows), device=rows.device)).to(self.height)
+        nearer = now > self.height[rows]
+        self.nearest[rows[nearer]], self.height[rows[nearer]] = images[nearer], now[nearer]
 
     def found(self) -> Tensor:
         """Starts for a larger ε: the worst image of each sample, or the last one tried where none hurt."""
@@ -288,7 +186,8 @@ class Contest:
         for turn in range(member.rounds if member.wants(self.task.goal) else 0):
             rows = self.left()
             if len(rows):
-                self._round(member, turn, ball, rows, surrogate, starts)
+                given = self.nearest if member.refines and starts is None else starts
+                self._round(member, turn, ball, rows, surrogate, given)
 
     def _round(
         self, member: Member, turn: int, ball: Ball, rows: Tensor, surrogate: Surrogate | None, starts: Tensor | None

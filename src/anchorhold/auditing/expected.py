@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from ..console import Silent, duration
-from .ensemble import SQUARE_QUERIES, most_steps, strengthened
+from ..interface import worded
+from .ensemble import strengthened
+from .members import SQUARE_QUERIES, most_steps
 from .plan import AttackRun
 from .subject import Subject
 
@@ -50,9 +52,9 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
 
 
 def _shorter_curve(points: int) -> str:
-    """The curve takes most of an audit, and its option is called differently in Python."""
+    """The curve takes most of an audit."""
     fewer = f"fewer ε in the curve (now {points}), or " if points > 1 else ""
-    return f"{fewer}no curve (--curve none, in Python epsilons=())"
+    return f"{fewer}no curve ({worded('--curve none', 'epsilons=()')})"
 
 
 def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:

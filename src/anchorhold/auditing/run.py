@@ -35,10 +35,11 @@ from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .black_box import how_attacked, usable
 from .classes import Classes, part_of
-from .ensemble import BLACK, MEMBERS, Surrogate, most_steps, strengthened, tasks
+from .ensemble import Surrogate, strengthened, tasks
 from .evidence import Evidence, flags_of
 from .expected import say_if_long
 from .inputs import Data, prepare
+from .members import BLACK, MEMBERS, most_steps
 from .outcomes import RunRows, outcome
 from .plan import NINE, AttackRun, AuditSettings, curve_levels, effort, runs_of
 from .result import Audit, Flag

@@ -19,7 +19,8 @@ from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import curve_of
-from .ensemble import BLACK, FALLS, MEMBERS, SQUARE_QUERIES, WARM, Contest, Member, Surrogate, Task, most_steps
+from .ensemble import FALLS, Contest, Surrogate, Task
+from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member, most_steps
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, levels_within

@@ -223,7 +223,9 @@ def reproduced_table(entries: Sequence[Entry]) -> Table:
     repeating = [(entry, row) for entry in entries if entry.audit and (row := row_of(entry)) is not None]
     exact = [entry for entry, row in repeating if not departures(entry, row)]
     if not exact:
-        raise RunError("no audited run here has the settings of a published row; train with --row ROW, then audit")
+        raise RunError(
+            f"no audited run here has the settings of a published row; train with {option('row', 'ROW')}, then audit"
+        )
     values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PAPER)}
     shown = [replace(values[key].column, span=False) for key in _EXACT]
     rows = tuple(tuple(values[key].of(entry) for key in _EXACT) for entry in exact)
