@@ -1,8 +1,8 @@
 """The strong attack on a model whose reachable answers are known exactly, in Linf and L2.
 
 The embedding is a point on a circle, whose angle is linear in the image: s = ⟨w, x⟩. Within ε an attacker reaches every
-angle up to r = ε‖w‖₁ (Linf) or ε‖w‖₂ (L2) away, and none beyond. So a query falls if and only if some angle within r has
-a nearest item of another class.
+angle up to r = ε‖w‖₁ (Linf) or ε‖w‖₂ (L2) away, and none beyond. So a query falls if and only if some angle within r
+has a nearest item of another class.
 """
 
 import pytest
@@ -30,7 +30,7 @@ def world(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def reachable(angles: Tensor, labels: Tensor, radius: float, at_least: float = 0.0) -> Tensor:
-    """(N,) whether an angle within the radius is nearer to another class, by at least so much, on a fine grid."""
+    """(N,) whether an angle within the radius is nearer to another class, by `at_least`, on a fine grid."""
     found = []
     for query in range(COUNT):
         others = torch.arange(COUNT) != query
