@@ -36,7 +36,7 @@ def anchorhold(place: Path, command: str) -> str:
 def test_what_the_page_adds_runs(tmp_path: Path) -> None:
     package = tmp_path / "anchorhold"
     shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    settings, defence, _, attack, data = blocks("python")
+    settings, defence, _, attack, data = blocks("python")[2:]  # after those about what you bring
     put(package / "defences" / "settings.py", "SETTINGS:", settings + "\n")
     (package / "defences" / "noise.py").write_text(defence, encoding="utf-8")
     (package / "attacks" / "centre.py").write_text(attack, encoding="utf-8")
