@@ -28,6 +28,16 @@ class Curve:
     spans: tuple[tuple[float, float], ...] = ()
 
 
+def set_of(name: str) -> str:
+    """The data set of a split; held-out training classes are a set of their own.
+
+    >>> set_of("cub/test"), set_of("cub/train, last 20 classes")
+    ('cub', 'cub-held-out')
+    """
+    data, part = name.split("/", 1)
+    return f"{data}-held-out" if "last" in part else data
+
+
 def curves(results: Path) -> Iterator[Curve]:
     """The curves of all audits under `results`."""
     strong = sorted((results / "strong").glob("*.json"))
@@ -40,7 +50,7 @@ def curves(results: Path) -> Iterator[Curve]:
         spans = curve.get("intervals", {}).get("R@1") or ()
         yield Curve(
             name.removesuffix("/strong"),
-            audit["data"]["query"]["name"].split("/")[0],
+            set_of(audit["data"]["query"]["name"]),
             tuple(curve["eps"]),
             tuple(curve["lines"]["R@1"]),
             tuple((low, high) for low, high in spans),
