@@ -20,7 +20,7 @@ from anchorhold.attacks.goal import Goal, Scene, own_ids
 from anchorhold.attacks.menu import ATTACKS
 from anchorhold.attacks.ranking import hinge
 from anchorhold.attacks.recall import subset_index
-from anchorhold.attacks.run import attack
+from anchorhold.attacks.run import Attack
 from anchorhold.defences.act import collapse_pair
 from anchorhold.defences.hardness import lga, raise_hardness
 from anchorhold.errors import AnchorholdError
@@ -250,7 +250,7 @@ def check_pgd_attacks(oracle: Oracle) -> Iterator[Case]:
                 ours, row = listed[name]
                 off, targets = max(off, deviation(ours, run["selected"])), targets[row]
             yield f"{name} selected", off, NUMBER
-        found = attack(embed, own, scene, goal, ids, ball, budget, targets=targets, look_back=True)
+        found = Attack(embed, scene, goal, ball, budget, look_back=True).run(own, ids, targets=targets)
         yield f"{name} delta_in_255", deviation((found.images - own) * 255, run["delta_in_255"]), PIXEL
         clean = scene.queries[ids]
         for when, e, early in (("summary_orig", clean, clean), ("summary_adv", found.embeddings, found.early)):

@@ -5,13 +5,13 @@ import torch
 
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import ATTACKS
-from anchorhold.attacks.run import attack
 from anchorhold.errors import DataError
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests import reference
 from tests.analytic import draw
+from tests.attacking import attack
 from tests.attacks import changed, dial, world
 
 KEY = Key.of(1)

@@ -7,13 +7,13 @@ import torch
 
 from anchorhold.attacks.goal import Goal
 from anchorhold.attacks.menu import goal_named
-from anchorhold.attacks.run import attack
 from anchorhold.auditing.plan import AuditSettings
 from anchorhold.errors import SettingsError
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests import reference
+from tests.attacking import attack
 from tests.attacks import changed, world
 
 KEY = Key.of(1)

@@ -10,7 +10,6 @@ from torch import Tensor
 from anchorhold.attacks.goal import Goal, ProtocolName, Scene, aimed
 from anchorhold.attacks.menu import ATTACKS
 from anchorhold.attacks.ranking import hinge, top_size
-from anchorhold.attacks.run import attack
 from anchorhold.errors import DataError, SettingsError
 from anchorhold.geometry import unit
 from anchorhold.perturb.ball import Ball
@@ -18,6 +17,7 @@ from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests import reference
 from tests.analytic import draw
+from tests.attacking import attack
 from tests.attacks import changed, dial, world
 
 KEY = Key.of(1)

@@ -11,13 +11,14 @@ from torch import Tensor
 from anchorhold.attacks import recall as recall_module
 from anchorhold.attacks.goal import Goal, Scene
 from anchorhold.attacks.menu import ATTACKS
-from anchorhold.attacks.run import Attacked, attack
+from anchorhold.attacks.run import Attacked
 from anchorhold.errors import DataError
 from anchorhold.geometry import euclidean
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests import reference
+from tests.attacking import attack
 from tests.attacks import World, changed, dial, world
 
 KEY = Key.of(1)

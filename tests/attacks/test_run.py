@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from anchorhold.attacks.goal import Goal, Scene
 from anchorhold.attacks.menu import ATTACKS, goal_named
-from anchorhold.attacks.run import BALL, PGD, Attacked, attack, fgsm
+from anchorhold.attacks.run import BALL, PGD, Attacked, fgsm
 from anchorhold.errors import DataError, SettingsError
 from anchorhold.geometry import unit
 from anchorhold.model.frozen import Embed, frozen
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
+from tests.attacking import attack
 from tests.attacks import World, pictures, world
 
 KEY = Key.of(4)

@@ -9,7 +9,7 @@ from torch import Tensor
 from anchorhold.attacks.goal import Goal, Scene
 from anchorhold.attacks.label import SMALLEST, predicted, smallest_norms
 from anchorhold.attacks.menu import ATTACKS
-from anchorhold.attacks.run import Attack, attack
+from anchorhold.attacks.run import Attack
 from anchorhold.attacks.scale_free import halves, scale_free, without_end
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.methods import METHODS
@@ -17,6 +17,7 @@ from anchorhold.perturb.problem import Objective
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from tests.analytic import draw
+from tests.attacking import attack
 from tests.attacks import changed, dial, world
 
 KEY = Key.of(2)

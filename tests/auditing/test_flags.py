@@ -13,7 +13,7 @@ from torch import Tensor
 
 import anchorhold as ah
 from anchorhold.attacks.goal import Scene
-from anchorhold.attacks.run import BALL, PGD, Attacked, attack
+from anchorhold.attacks.run import BALL, PGD, Attack, Attacked
 from anchorhold.auditing import flags as checks
 from anchorhold.auditing import probe
 from anchorhold.auditing.flags import FLAGS, SAMPLES, UNBOUNDED_STEPS, Flag, Probe, examine, image_steps_at_most
@@ -25,6 +25,7 @@ from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.random import Key
 from anchorhold.scores import Interval
+from tests.attacking import running
 
 pytestmark = pytest.mark.medium
 
@@ -108,11 +109,11 @@ def test_the_cost_is_known_before(monkeypatch: pytest.MonkeyPatch, steps: int, s
     spent: list[Attacked] = []
 
     def counted(*arguments: Any) -> Attacked:
-        spent.append(attack(*arguments))
+        spent.append(Attack.run(*arguments))
         return spent[-1]
 
-    monkeypatch.setattr(checks, "attack", counted)
-    monkeypatch.setattr(probe, "attack", counted)
+    monkeypatch.setattr(checks, "Attack", running(counted))
+    monkeypatch.setattr(probe, "Attack", running(counted))
     budget = Budget(steps, 0.01)
     look(linear, BALL, budget, samples=samples)
     *shifts, unbounded = spent

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import anchorhold as ah
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
-from anchorhold.attacks.run import Attacked, attack
+from anchorhold.attacks.run import Attack, Attacked
 from anchorhold.auditing import standard as sweep_room
 from anchorhold.auditing.inputs import sample
 from anchorhold.auditing.one_image import attack_one
@@ -36,6 +36,7 @@ from anchorhold.perturb.settings import Budget, Threat, threat_of
 from anchorhold.random import Key
 from anchorhold.report.audit_page import resistance_of
 from anchorhold.runs.schemas import AUDIT_SCHEMA
+from tests.attacking import attack, running
 
 pytestmark = pytest.mark.medium
 
@@ -385,9 +386,9 @@ def test_a_stopped_audit_goes_on_and_ends_the_same(
         made += 1
         if made == 6:
             raise _Stop
-        return attack(*arguments, **options)
+        return Attack.run(*arguments, **options)
 
-    monkeypatch.setattr(sweep_room, "attack", failing)
+    monkeypatch.setattr(sweep_room, "Attack", running(failing))
     with pytest.raises(_Stop):
         ah.audit(model, digits, **QUICK, out=tmp_path)
     names = sorted(path.name.split(".")[0::2][1] for path in (tmp_path / "shards").iterdir())
@@ -403,7 +404,7 @@ def test_a_stopped_audit_goes_on_and_ends_the_same(
     def interrupted(*arguments: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep_room, "attack", interrupted)
+    monkeypatch.setattr(sweep_room, "Attack", running(interrupted))
     with pytest.raises(Interrupted, match="to resume"):
         ah.audit(model, digits, **{**QUICK, "attacks": ["nearest"]}, out=tmp_path)
 
@@ -574,10 +575,10 @@ def test_start_seeds_change_the_perturbations_and_nothing_else(
     made: list[Attacked] = []
 
     def seen(*arguments: Any, **options: Any) -> Attacked:
-        made.append(attack(*arguments, **options))
+        made.append(Attack.run(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(sweep_room, "attack", seen)
+    monkeypatch.setattr(sweep_room, "Attack", running(seen))
     again = ah.audit(model, digits, **{**STARTS, "batch": 60})
     mine, other = (each.protocols["corrected"].columns["nearest"].seeds for each in (repeated, again))
     assert len(made) == 3 and mine == pytest.approx(other, abs=1e-6)  # whatever the batch
@@ -655,9 +656,9 @@ def test_stopped_between_starts_it_goes_on_and_more_starts_may_be_added(
         made += 1
         if made == 4:  # two batches a run: the second of the second start
             raise _Stop
-        return attack(*arguments, **options)
+        return Attack.run(*arguments, **options)
 
-    monkeypatch.setattr(sweep_room, "attack", failing)
+    monkeypatch.setattr(sweep_room, "Attack", running(failing))
     with pytest.raises(_Stop):
         ah.audit(model, digits, **{**STARTS, "seeds": 2}, out=tmp_path)
     assert sorted(path.name for path in (tmp_path / "shards").iterdir()) == [

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import anchorhold as ah
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
-from anchorhold.attacks.run import attack
+from anchorhold.attacks.run import Attack
 from anchorhold.auditing import ensemble, run
 from anchorhold.auditing import standard as sweep
 from anchorhold.auditing.algorithm1 import algorithm1
@@ -36,6 +36,7 @@ from anchorhold.model.embedder import Embedder
 from anchorhold.perturb.ball import Ball
 from anchorhold.random import Key
 from anchorhold.report.strong import tables_of
+from tests.attacking import running
 from tests.cli.test_main import run as cli
 
 pytestmark = pytest.mark.medium
@@ -260,13 +261,13 @@ def test_each_eps_starts_where_the_one_before_ended(
     """From the audit's own ε downwards among the beaten, and upwards among those that withstand."""
     begun: list[tuple[float, int, float]] = []
 
-    def spy(embed: Any, images: Tensor, scene: Any, goal: Any, ids: Any, ball: Any, *others: Any, **more: Any) -> Any:
+    def spy(self: Attack, images: Tensor, ids: Tensor, *others: Any, **more: Any) -> Any:
         starts = more.get("starts")
         if starts is not None:
-            begun.append((ball.eps, len(ids), float((starts - images).abs().max())))
-        return attack(embed, images, scene, goal, ids, ball, *others, **more)
+            begun.append((self.ball.eps, len(ids), float((starts - images).abs().max())))
+        return Attack.run(self, images, ids, *others, **more)
 
-    monkeypatch.setattr(ensemble, "attack", spy)
+    monkeypatch.setattr(ensemble, "Attack", running(spy))
     monkeypatch.setattr(run, "MEMBERS", ())
     levels = [4 / 255, 8 / 255, 24 / 255]
     found = ah.audit(model, digits, epsilons=levels, attacks=["GTM"], **QUICK)
@@ -367,8 +368,12 @@ def test_refining_starts_from_the_image_that_came_nearest(monkeypatch: pytest.Mo
     assert torch.equal(contest.nearest[rows], best)
     assert torch.equal(contest.nearest[[2, 4, 5]], images[[2, 4, 5]])
     began: list[Tensor] = []
-    real = ensemble.attack
-    monkeypatch.setattr(ensemble, "attack", lambda *a, **k: began.append(k["starts"]) or real(*a, **k))  # type: ignore[func-returns-value]
+
+    def spy(*arguments: Any, **options: Any) -> Any:
+        began.append(options["starts"])
+        return Attack.run(*arguments, **options)
+
+    monkeypatch.setattr(ensemble, "Attack", running(spy))
     refine = next(member for member in MEMBERS if member.name == "refine")
     contest.enter(refine, Ball(0.1), None)
     assert torch.equal(began[0], torch.stack([best[0], best[1], images[2], best[2], images[4], images[5]]))
@@ -568,7 +573,7 @@ def test_until_goes_on_to_the_interval_asked_for(
     assert "shards" in left and not any(name.startswith("queries") for name in left)
     made: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "attack", lambda *others, **more: made.append(others))
+        patch.setattr(sweep, "Attack", running(lambda *others, **more: made.append(others)))
         again = ah.audit(model, digits, out=tmp_path / "u", **{**settings, "limit": found.data["attacked"][0]})
     assert not made and again.to_dict()["protocols"] == found.to_dict()["protocols"]  # all rows are there
     with pytest.raises(SettingsError, match="needs ERS and so all nine"):

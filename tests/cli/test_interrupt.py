@@ -25,6 +25,11 @@ for _ in range(5000):
 """
 
 
+def _interruptible() -> None:
+    """Tests that a shell started in the background ignore Ctrl-C, and so would their processes."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupted(tmp_path: Path, shadowed: str, *words: str) -> subprocess.CompletedProcess[str]:
     mark = tmp_path / "mark"
     place = tmp_path / "path" / f"{shadowed}.py"
@@ -38,6 +43,7 @@ def interrupted(tmp_path: Path, shadowed: str, *words: str) -> subprocess.Comple
         text=True,
         env={**os.environ, "PYTHONPATH": path},
         cwd=tmp_path,
+        preexec_fn=_interruptible,
     )
     try:
         for _ in range(2400):  # a loaded machine is slow; it takes a tenth of a second
@@ -74,6 +80,13 @@ def test_the_command_starts_where_the_signal_is_caught() -> None:
     code += "; print(len(set(sys.modules) - before), signal.getsignal(2) is signal.default_int_handler)"
     src = str(Path(anchorhold.__file__).parents[1])  # -S leaves out what is installed
     command = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": src})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": src},
+        preexec_fn=_interruptible,
+    )
     count, untouched = done.stdout.split()
     assert int(count) < 25 and untouched == "True"  # little is imported before it, and an import changes nothing

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import ATTACKS, goal_named
-from anchorhold.attacks.run import attack
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.problem import Objective, Problem
 from anchorhold.perturb.settings import Budget
@@ -15,6 +14,7 @@ from anchorhold.perturb.square_l2 import eta, first_l2, moved_l2
 from anchorhold.perturb.windows import Windows
 from anchorhold.random import Key
 from tests.analytic import draw, linear_embedder, tanh_embedder, towards
+from tests.attacking import attack
 from tests.attacks import world
 
 FREE = {"low": -1e9, "high": 1e9}

@@ -92,7 +92,7 @@ def smallest_norms(
     def succeeds(eps: float, which: Tensor) -> Tensor:
         at = which.to(ids.device)
         one = replace(attack, ball=replace(attack.ball, eps=eps))
-        won = one.on(images[at], ids[at], None if aims is None else aims[at], None).success
+        won = one.run(images[at], ids[at], len(at), targets=None if aims is None else aims[at]).success
         check(won is not None, f"{goal.name} has no success criterion, so no smallest norm")
         assert won is not None
         return won

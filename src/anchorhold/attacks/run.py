@@ -1,7 +1,7 @@
 """Run one goal on some samples: draw targets, climb, measure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from ..perturb.settings import THREATS, Budget
 from ..random import Key
 from .goal import Goal, Scene
 
-__all__ = ["BALL", "PGD", "Attacked", "Climbed", "attack", "fgsm"]
+__all__ = ["BALL", "PGD", "Attack", "Attacked", "Climbed", "fgsm"]
 
 
 Climbed = Callable[[Goal, Scene, Tensor, Tensor | None], Objective]
@@ -60,20 +60,65 @@ class Attacked:
 
 @dataclass(frozen=True, eq=False)
 class Attack:
-    """An attack without its samples: a goal in a scene, and the method that climbs it."""
+    """An attack without its samples: a goal in a scene, and the method that climbs it.
+
+    Args:
+        embed: the model. The ascent may use low precision (autocast, TF32); all measurements are in fp32.
+        scene: the clean embeddings of queries and gallery.
+        goal: what the attacker wants.
+        ball: how far a sample may move.
+        budget: how many steps, and of which kind.
+        key: targets and random starts are functions of the key and the ids.
+        method: one of `perturb.methods`.
+        objective: makes an objective that replaces the goal's own, such as `scale_free`.
+        look_back: also keep the embeddings before the last step. Goals that need them do so anyway.
+    """
 
     embed: Embed
     scene: Scene
     goal: Goal
-    ball: Ball
-    budget: Budget
-    key: Key
+    ball: Ball = BALL
+    budget: Budget = PGD
+    key: Key = field(default_factory=lambda: Key.of(0))
     method: Method = ascend
     objective: Climbed | None = None
     look_back: bool = False
 
-    def on(self, images: Tensor, ids: Tensor, targets: Tensor | None, starts: Tensor | None) -> Attacked:
-        """Attack one batch."""
+    def run(
+        self,
+        images: Tensor,
+        ids: Tensor,
+        batch: int = 256,
+        *,
+        targets: Tensor | None = None,
+        starts: Tensor | None = None,
+    ) -> Attacked:
+        """Perturb samples of the scene, and measure what is left.
+
+        Args:
+            images: (N, …) the samples.
+            ids: (N,) their positions on the goal's side of the scene.
+            batch: samples at a time. It limits memory to batch × gallery and does not change the result.
+            targets: used instead of drawn ones.
+            starts: (N, …) starting points.
+        """
+        samples, budget = self.scene.clean(self.goal.side), self.goal.prepare(self.budget)
+        _check_samples(samples, self.goal, images, ids, targets)
+        check(batch >= 1, f"{argument('batch')} must be at least 1, got {batch}")
+        look_back = self.look_back or self.goal.looks_back
+        check(
+            not (look_back and budget.weighs),
+            "the step before the last needs one start and its last iterate: set keep = last",
+        )
+        ids = ids.to(samples.device)
+        prepared = replace(self, budget=budget, look_back=look_back)
+        parts = [
+            prepared._batch(images[s], ids[s], _part(targets, s), _part(starts, s))
+            for s in (slice(i, i + batch) for i in range(0, len(ids), batch))
+        ]
+        return _joined(self.goal, parts)
+
+    def _batch(self, images: Tensor, ids: Tensor, targets: Tensor | None, starts: Tensor | None) -> Attacked:
         scene, goal, budget = self.scene, self.goal, self.budget
         targets = goal.targets(scene, ids, self.key) if targets is None else targets
         perturbed, before = images.clone(), images.clone() if self.look_back else None
@@ -109,73 +154,28 @@ class Attack:
         return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, ascent.image_steps, ascent.queries)
 
 
-def attack(
-    embed: Embed,
-    images: Tensor,
-    scene: Scene,
-    goal: Goal,
-    ids: Tensor,
-    ball: Ball = BALL,
-    budget: Budget = PGD,
-    key: Key | None = None,
-    batch: int = 256,
-    *,
-    targets: Tensor | None = None,
-    look_back: bool = False,
-    method: Method = ascend,
-    starts: Tensor | None = None,
-    objective: Climbed | None = None,
-) -> Attacked:
-    """Perturb samples of a scene, and measure what is left.
+def _part(values: Tensor | None, which: slice) -> Tensor | None:
+    return None if values is None else values[which]
 
-    Args:
-        embed: the model. The ascent may use low precision (autocast, TF32); all measurements are in fp32.
-        images: (N, …) the samples.
-        scene: the clean embeddings of queries and gallery.
-        goal: what the attacker wants.
-        ids: (N,) the samples' positions on the goal's side of the scene.
-        ball: how far a sample may move.
-        budget: how many steps, and of which kind.
-        key: targets and random starts are functions of the key and the ids.
-        batch: samples at a time. It limits memory to batch × gallery and does not change the result.
-        targets: used instead of drawn ones.
-        look_back: also keep the embeddings before the last step. Goals that need them do so anyway.
-        method: one of `perturb.methods`.
-        starts: (N, …) starting points.
-        objective: makes an objective that replaces the goal's own, such as `scale_free`.
-    """
-    samples = scene.clean(goal.side)
-    _check_samples(samples, goal, images, ids, targets)
-    check(batch >= 1, f"{argument('batch')} must be at least 1, got {batch}")
-    key, budget = key or Key.of(0), goal.prepare(budget)
-    look_back = look_back or goal.looks_back
-    check(
-        not (look_back and budget.weighs),
-        "the step before the last needs one start and its last iterate: set keep = last",
-    )
-    ids = ids.to(samples.device)
-    one = Attack(embed, scene, goal, ball, budget, key, method, objective, look_back)
-    parts = [
-        one.on(images[s], ids[s], None if targets is None else targets[s], None if starts is None else starts[s])
-        for s in (slice(i, i + batch) for i in range(0, len(ids), batch))
-    ]
-    whole = {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures}
+
+def _joined(goal: Goal, parts: list[Attacked]) -> Attacked:
+    """The batches of an attack as one."""
+
+    def whole(rows: list[Tensor | None]) -> Tensor | None:
+        known = [row for row in rows if row is not None]
+        return torch.cat(known) if known else None
+
     return Attacked(
         goal,
-        ids,
-        _joined([part.targets for part in parts]),
+        torch.cat([part.ids for part in parts]),
+        whole([part.targets for part in parts]),
         torch.cat([part.images for part in parts]),
         torch.cat([part.embeddings for part in parts]),
-        _joined([part.early for part in parts]),
-        whole,
+        whole([part.early for part in parts]),
+        {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures},
         sum(part.image_steps for part in parts),
         sum(part.queries for part in parts),
     )
-
-
-def _joined(parts: list[Tensor | None]) -> Tensor | None:
-    known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else None
 
 
 def _check_samples(samples: Tensor, goal: Goal, images: Tensor, ids: Tensor, targets: Tensor | None) -> None:

@@ -74,7 +74,7 @@ def smallest_attacks(
         if not eps:  # measured, not attacked: no method needs to cope with an empty ball
             return met(clean[at], at)
         one = replace(attack, ball=replace(attack.ball, eps=eps), budget=goal.prepare(budget_at(eps)))
-        done = one.on(images[at], ids[at], None if aims is None else aims[at], None)
+        done = one.run(images[at], ids[at], len(at), targets=None if aims is None else aims[at])
         cost[0], cost[1] = cost[0] + done.image_steps, cost[1] + done.queries
         won = done.success
         assert won is not None  # `met` has refused such goals at ε = 0

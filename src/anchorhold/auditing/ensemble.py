@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attacks.class_losses import DIVERSE_STEPS, diverse_starts, has_class_losses
 from ..attacks.goal import Goal, Scene
 from ..attacks.menu import goal_named
-from ..attacks.run import Attacked, attack
+from ..attacks.run import Attack, Attacked
 from ..device import precise
 from ..model.frozen import Embed, embed_all
 from ..perturb.ascend import ascend
@@ -163,20 +163,9 @@ class Contest:
         """The runs of the standard audit on the whole batch, from `starts` where given."""
         rows = torch.arange(len(self.ids), device=self.ids.device)
         for goal in self.task.first:
-            done = attack(
-                self.embed,
-                self.clean,
-                self.scene,
-                goal,
-                self.ids,
-                ball,
-                budget,
-                self.key,
-                len(self.ids),
-                targets=goal.targets(self.scene, self.ids, self.key),
-                method=method,
-                starts=starts,
-            )
+            attack = Attack(self.embed, self.scene, goal, ball, budget, self.key, method)
+            targets = goal.targets(self.scene, self.ids, self.key)
+            done = attack.run(self.clean, self.ids, len(self.ids), targets=targets, starts=starts)
             self.steps += done.image_steps
             self.queries += done.queries
             self.offer(done.images, rows)
@@ -223,21 +212,19 @@ class Contest:
     def _climb(
         self, member: Member, turn: int, ball: Ball, rows: Tensor, foreign: Surrogate | None, starts: Tensor | None
     ) -> Attacked:
-        done = attack(
-            self.embed if foreign is None else foreign.embed,
-            self.clean[rows],
-            self.scene if foreign is None else foreign.scene,
+        victim = self if foreign is None else foreign
+        attack = Attack(
+            victim.embed,
+            victim.scene,
             self.task.goal,
-            self.ids[rows],
             ball,
             member.budget(ball.eps),
             self._key(member, turn),
-            len(rows),
-            targets=None if self.targets is None else self.targets[rows],
-            method=member.find,
-            objective=member.objectives[turn % len(member.objectives)],
-            starts=starts,
+            member.find,
+            member.objectives[turn % len(member.objectives)],
         )
+        targets = None if self.targets is None else self.targets[rows]
+        done = attack.run(self.clean[rows], self.ids[rows], len(rows), targets=targets, starts=starts)
         self.steps += done.image_steps
         self.queries += done.queries
         return done

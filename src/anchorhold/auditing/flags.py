@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..attacks.menu import ATTACKS
-from ..attacks.run import attack, fgsm
+from ..attacks.run import Attack, fgsm
 from ..config.settings import TrainSettings
 from ..errors import DataError
 from ..model.frozen import connected, embed_all
@@ -137,7 +137,8 @@ def unbounded_attack_fails(probe: Probe) -> Flag | None:
     # Starts next to the clean image: a random image is mostly wrong already and does not test gradients.
     anything, budget = Ball(1.0), Budget(UNBOUNDED_STEPS, 0.1, start="tiny", schedule="linear")
     goal, right = ATTACKS["margin"]("corrected"), probe.right
-    done = attack(probe.embed, probe.images, probe.scene, goal, probe.ids, anything, budget, probe.key)
+    attack = Attack(probe.embed, probe.scene, goal, anything, budget, probe.key)
+    done = attack.run(probe.images, probe.ids)
     kept = float(done.measures["margin"][right].sum() / right.sum().clamp(min=1))
     if kept > FEW:
         said = f"{kept:.0%} of the right answers survive an attack that may make any image: the attack fails"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..attacks.goal import Goal, ProtocolName, Scene
 from ..attacks.label import LabelAttack
 from ..attacks.own import maker_of
-from ..attacks.run import attack
+from ..attacks.run import Attack
 from ..columns import radius
 from ..console import Report, Silent
 from ..data.splits import Split
@@ -115,7 +115,7 @@ def attack_one(
     opened = staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report))
     with opened as (embed, scene, ids, pixels, material, name, number, label):
         key = Key.of(seed)("audit")
-        done = attack(embed, pixels, scene, wish, ids, settings.ball, settings.budget, key, 1, method=settings.find)
+        done = Attack(embed, scene, wish, settings.ball, settings.budget, key, settings.find).run(pixels, ids)
     clean = scene.clean(wish.side)[ids]
     start = wish.measure(scene, ids, done.targets, clean, clean)
     asked, before, after = shown_lists(wish, scene, ids, done.targets, done.embeddings, count)

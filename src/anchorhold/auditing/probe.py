@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..attacks.goal import Scene
 from ..attacks.menu import ATTACKS
-from ..attacks.run import Attacked, attack
+from ..attacks.run import Attack, Attacked
 from ..config.settings import TrainSettings
 from ..geometry import euclidean
 from ..model.frozen import Embed, embed_all
@@ -102,7 +102,8 @@ class Probe:
 
     def shifted(self, ball: Ball, budget: Budget) -> Attacked:
         """The samples after ES, each from the same tiny start."""
-        return attack(self.embed, self.images, self.scene, ATTACKS["ES"]("corrected"), self.ids, ball, budget, self.key)
+        attack = Attack(self.embed, self.scene, ATTACKS["ES"]("corrected"), ball, budget, self.key)
+        return attack.run(self.images, self.ids)
 
     @cached_property
     def pushed(self) -> Attacked:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attacks.goal import Goal, Scene, aimed
-from ..attacks.run import Attacked, attack
+from ..attacks.run import Attack, Attacked
 from ..device import precise
 from ..errors import check
 from ..geometry import Retrieved, euclidean, retrieve
@@ -57,20 +57,18 @@ def _batch(run: AttackRun, subject: Subject, ids: Tensor, images: Tensor, starts
     first, scene, settings = run.goals[0], subject.scene, subject.settings
     images = images.to(scene.gallery.dtype)  # a float64 model is attacked in float64
     with subject.precision():
-        result = attack(
+        attack = Attack(
             subject.embed,
-            images,
             scene,
             first,
-            ids,
             settings.ball,
             settings.budget,
             starts,
-            len(ids),
-            targets=first.targets(scene, ids.to(scene.gallery.device), subject.key),
+            settings.find,
             look_back=any(goal.looks_back for goal in run.goals),
-            method=settings.find,
         )
+        targets = first.targets(scene, ids.to(scene.gallery.device), subject.key)
+        result = attack.run(images, ids, len(ids), targets=targets)
     with precise():
         return _rows(run, result, images, scene), result.image_steps + result.queries
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..attacks.goal import Scene
 from ..attacks.menu import goal_named
-from ..attacks.run import attack
+from ..attacks.run import Attack
 from ..config.recipes import settings_from
 from ..config.settings import Settings
 from ..console import Report
@@ -145,7 +145,7 @@ def attacked(model: Embedder, test: Split, key: Key) -> tuple[dict[str, Any], Ci
         clean = embed_all(embed, images.split(256))
         scene = Scene.of(clean, test.labels)
         after = {
-            name: attack(embed, images, scene, goal_named(name, "corrected"), ids, Ball(EPS), budget, key)
+            name: Attack(embed, scene, goal_named(name, "corrected"), Ball(EPS), budget, key).run(images, ids)
             for name, budget in ATTACKS.items()
         }
     moved = after["nearest"].embeddings
