@@ -47,7 +47,7 @@ from anchorhold.runs import folder as record
 from anchorhold.runs.provenance import provenance
 from anchorhold.runs.writing import appended
 from anchorhold.training.fit import resume
-from anchorhold.training.sweep import sweep
+from anchorhold.training.sweeping import sweep
 
 Work = Callable[[Path], object]
 

@@ -21,7 +21,7 @@ KEYWORD = re.compile(r"(?<![\w.:\"/-])[a-z_]+=(?!=)")
 CALL = re.compile(r"ah\.\w+\([^)]*\)*")  # code for a file of the user's, on either interface
 WORDING = {"worded", "option", "argument", "setting"}
 # They read the command line themselves, so that no other interface reaches them.
-PARSERS = {"config/recipes.py parse_assignments", "training/sweep.py parse_vary"}
+PARSERS = {"config/recipes.py parse_assignments", "training/sweeping.py parse_vary"}
 # A user's own training loop, which no command has.
 IN_PYTHON = {"training/own_loop.py"}
 # Words that are no messages: the command on a report page, the marks in a Markdown page, arguments of git.

@@ -189,7 +189,7 @@ def test_lists_are_ranked_as_deep_as_the_metrics_need(
 def test_nmi_may_be_asked_for_by_name_and_nonsense_may_not() -> None:
     embeddings, labels = clustered()
     assert metrics.evaluate(embeddings, labels, metrics=["NMI"]).percent() == {
-        "NMI": metrics.evaluate(embeddings, labels, nmi=True).percent()["NMI"]
+        "NMI": metrics.evaluate(embeddings, labels, metrics=(*metrics.RANKED, "NMI")).percent()["NMI"]
     }
     with pytest.raises(SettingsError, match=r"no metric 'R@3'.*R@"):
         metrics.evaluate(embeddings, labels, metrics=["R@3"])
@@ -201,7 +201,7 @@ def test_nmi_may_be_asked_for_by_name_and_nonsense_may_not() -> None:
 
 def test_percent_names_the_scores() -> None:
     embeddings, labels = clustered()
-    scores = metrics.evaluate(embeddings, labels, nmi=True)
+    scores = metrics.evaluate(embeddings, labels, metrics=(*metrics.RANKED, "NMI"))
     printed = scores.percent()
     assert list(printed) == ["R@1", "R@2", "R@4", "mAP", "mAP@R", "mAP@10", "NMI"]
     assert printed["R@1"] == 100 * scores.r1

@@ -25,8 +25,10 @@ PUBLIC = [
     "Threat",
     "__version__",
     "adversary",
+    "algorithm1",
     "ars",
     "ascend",
+    "attack",
     "attack_list",
     "audit",
     "dataset",
@@ -41,6 +43,8 @@ PUBLIC = [
     "model_card",
     "resume",
     "search",
+    "smallest_perturbation",
+    "sweep",
     "wrap",
 ]
 
@@ -69,7 +73,7 @@ LOADS = [
     ("import anchorhold.data.store, anchorhold.data.datasets, anchorhold.data.batches", "sklearn torchvision timm PIL"),
     ("import anchorhold.model.embedder", "timm torchvision"),
     ("anchorhold.fit, anchorhold.Embedder", "timm torchvision sklearn matplotlib"),
-    ("import anchorhold.training.sweep, anchorhold.report.plots", "matplotlib"),
+    ("import anchorhold.training.sweeping, anchorhold.report.plots", "matplotlib"),
 ]
 SCRIPT = """
 import contextlib, io, json, sys

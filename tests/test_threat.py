@@ -12,7 +12,7 @@ from PIL import Image
 
 import anchorhold as ah
 from anchorhold.auditing.evidence import flags_of
-from anchorhold.auditing.one_image import attack_one
+from anchorhold.auditing.one_image import attack as attack_one
 from anchorhold.auditing.realisable import levels_within
 from anchorhold.auditing.receipts import digest
 from anchorhold.auditing.verifying import verify

@@ -9,8 +9,11 @@ TYPE_CHECKING = False  # typing takes a while to import, in which Ctrl-C would b
 if TYPE_CHECKING:
     from typing import Any
 
+    from .auditing.adml_table import algorithm1
     from .auditing.list_attack import attack_list
+    from .auditing.one_image import attack
     from .auditing.run import audit
+    from .auditing.smallest import smallest_perturbation
     from .config.listing import list_settings
     from .console import Console
     from .data.datasets import dataset
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from .training.estimating import estimate
     from .training.fit import fit, resume
     from .training.own_loop import AdversarialBatch, adversary
+    from .training.sweeping import sweep
 
 _PLACES = {
     "AdversarialBatch": ("training.own_loop", "AdversarialBatch"),
@@ -49,8 +53,10 @@ _PLACES = {
     "Split": ("data.datasets", "Split"),
     "Threat": ("perturb.settings", "Threat"),
     "adversary": ("training.own_loop", "adversary"),
+    "algorithm1": ("auditing.adml_table", "algorithm1"),
     "ars": ("scores", "ars"),
     "ascend": ("perturb.ascend", "ascend"),
+    "attack": ("auditing.one_image", "attack"),
     "attack_list": ("auditing.list_attack", "attack_list"),
     "audit": ("auditing.run", "audit"),
     "dataset": ("data.datasets", "dataset"),
@@ -65,6 +71,8 @@ _PLACES = {
     "model_card": ("model.card", "model_card"),
     "resume": ("training.fit", "resume"),
     "search": ("index.searching", "search"),
+    "smallest_perturbation": ("auditing.smallest", "smallest_perturbation"),
+    "sweep": ("training.sweeping", "sweep"),
     "wrap": ("model.wrap", "wrap"),
 }
 
@@ -84,8 +92,10 @@ __all__ = [
     "Threat",
     "__version__",
     "adversary",
+    "algorithm1",
     "ars",
     "ascend",
+    "attack",
     "attack_list",
     "audit",
     "dataset",
@@ -100,6 +110,8 @@ __all__ = [
     "model_card",
     "resume",
     "search",
+    "smallest_perturbation",
+    "sweep",
     "wrap",
 ]
 

@@ -239,7 +239,6 @@ def evaluate(
     gallery_labels: Tensor | None = None,
     self_ids: Tensor | None = None,
     metrics: Sequence[str] = RANKED,
-    nmi: bool = False,
     key: Key | None = None,
     chunk: int = 1024,
 ) -> Metrics:
@@ -250,7 +249,7 @@ def evaluate(
         gallery: (G, D) items to search, with `gallery_labels` (G,); the queries by default.
         self_ids: (Q,) the gallery id of each query's own image, or -1.
         metrics: some of R@1, R@2, R@4, mAP, mAP@R, mAP@10 and NMI. Without mAP no list is ranked in full.
-        nmi: the same as NMI among the metrics. It clusters the queries, from a fixed start unless a `key` is given.
+        key: determines the start of the clusters of NMI; a fixed one by default.
         chunk: maximum number of queries at a time.
 
     >>> e = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
@@ -270,7 +269,7 @@ def evaluate(
         chunk=chunk,
     )
     means = dict.fromkeys(NAMES, math.nan) | {name: float(column.nanmean()) for name, column in columns.items()}
-    clusters = _cluster(embeddings, labels, key or Key.of(0)("nmi")) if nmi or "NMI" in metrics else None
+    clusters = _cluster(embeddings, labels, key or Key.of(0)("nmi")) if "NMI" in metrics else None
     unmatched = int((sides.relevant() == 0).sum())
     return Metrics(**means, nmi=clusters, queries=len(labels), unmatched=unmatched, chosen=chosen)
 

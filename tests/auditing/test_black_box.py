@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import anchorhold as ah
 from anchorhold.auditing import members, run
-from anchorhold.auditing.one_image import attack_one
+from anchorhold.auditing.one_image import attack as attack_one
 from anchorhold.auditing.verifying import verify
 from anchorhold.data.splits import Split
 from anchorhold.errors import AnchorholdError, ModelError, SettingsError

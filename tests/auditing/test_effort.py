@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import anchorhold as ah
-from anchorhold.auditing.one_image import attack_one
+from anchorhold.auditing.one_image import attack as attack_one
 from anchorhold.auditing.plan import effort
 from anchorhold.errors import SettingsError
 from anchorhold.perturb.cw import CW_STEPS

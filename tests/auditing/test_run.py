@@ -19,7 +19,7 @@ from anchorhold.attacks.menu import goal_named
 from anchorhold.attacks.run import Attack, Attacked
 from anchorhold.auditing import standard as sweep_room
 from anchorhold.auditing.inputs import sample
-from anchorhold.auditing.one_image import attack_one
+from anchorhold.auditing.one_image import attack as attack_one
 from anchorhold.auditing.outcomes import RunRows, estimate
 from anchorhold.auditing.outcomes import outcome as outcome_of
 from anchorhold.auditing.plan import NINE
@@ -28,7 +28,7 @@ from anchorhold.auditing.run import Evidence
 from anchorhold.console import Silent
 from anchorhold.data.splits import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
-from anchorhold.metrics import evaluate
+from anchorhold.metrics import RANKED, evaluate
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.frozen import embed_all, frozen
 from anchorhold.perturb.ball import Ball
@@ -99,7 +99,7 @@ def test_the_numbers_are_those_of_attacks_by_hand(audited: Audit, model: Embedde
                     assert columns[column].value == pytest.approx(scale * estimate(row, protocol), abs=1e-9)
                     initial = scale * estimate(before[column], protocol)
                     assert columns[column].initial == pytest.approx(initial, abs=1e-9)
-    clean = evaluate(scene.queries, scene.labels, nmi=True, key=key("nmi")).percent()
+    clean = evaluate(scene.queries, scene.labels, metrics=(*RANKED, "NMI"), key=key("nmi")).percent()
     for name in ("R@1", "R@2", "mAP", "mAP@R", "mAP@10", "NMI"):
         assert audited.clean[name].value == pytest.approx(clean[name])
 

@@ -14,7 +14,7 @@ from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import ATTACKS
 from anchorhold.attacks.run import Attack
 from anchorhold.attacks.smallest import smallest_attacks
-from anchorhold.auditing.one_image import attack_one
+from anchorhold.auditing.one_image import attack as attack_one
 from anchorhold.auditing.smallest import smallest_perturbation
 from anchorhold.errors import SettingsError
 from anchorhold.perturb.ball import Ball

@@ -19,7 +19,7 @@ from anchorhold.attacks.menu import goal_named
 from anchorhold.attacks.run import Attack
 from anchorhold.auditing import ensemble, run
 from anchorhold.auditing import standard as sweep
-from anchorhold.auditing.algorithm1 import algorithm1
+from anchorhold.auditing.adml_table import algorithm1
 from anchorhold.auditing.curves import worst_classes
 from anchorhold.auditing.ensemble import FALLS
 from anchorhold.auditing.flags import strong_below_standard

@@ -248,7 +248,7 @@ def test_mistakes_are_one_line_and_exit_two(
 
 def test_one_perturbed_image_stays_in_its_ball() -> None:
     import anchorhold as ah
-    from anchorhold.auditing.one_image import attack_one
+    from anchorhold.auditing.one_image import attack as attack_one
 
     data = ah.dataset("digits")
     done = attack_one(ah.load("m.safetensors"), "3", data, "TMA", eps=0.1, steps=3, device="cpu")

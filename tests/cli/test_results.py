@@ -139,7 +139,7 @@ def test_hardness_by_default_is_the_table_s(capsys: Any, monkeypatch: pytest.Mon
 
 def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from anchorhold.report.tables import Column, Table
-    from anchorhold.training import sweep as sweeping
+    from anchorhold.training import sweeping
 
     asked: list[Any] = []
 

@@ -40,7 +40,7 @@ def shortened() -> Iterator[None]:
     from anchorhold.auditing import run as auditing
     from anchorhold.demo import digits
     from anchorhold.training import fit as training
-    from anchorhold.training import sweep
+    from anchorhold.training import sweeping as sweep
 
     prepared, audit = training.prepared, auditing.audit
 

@@ -26,7 +26,7 @@ from anchorhold.model.embedder import Embedder
 from anchorhold.model.hub import HubName, fetch
 from anchorhold.model.load import load_model
 from anchorhold.model.weights import read_tensors
-from anchorhold.training.sweep import _trained
+from anchorhold.training.sweeping import _trained
 from tests.hub_server import TOKEN, Hub, serving
 
 SMALL: dict[str, Any] = {"backbone": "small", "dim": 4, "channels": 1, "size": 8}

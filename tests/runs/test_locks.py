@@ -20,7 +20,7 @@ from anchorhold.distributed import Ranks
 from anchorhold.errors import RunError
 from anchorhold.index.embedding import embed
 from anchorhold.runs.locks import LOCK, one_writer
-from anchorhold.training.sweep import sweep
+from anchorhold.training.sweeping import sweep
 
 SMALL = {
     "model": {"backbone": "small", "dim": 8, "weights": "", "freeze_batchnorm": False},

@@ -13,7 +13,7 @@ import anchorhold as ah
 from anchorhold.console import Silent
 from anchorhold.errors import RunError
 from anchorhold.training.fit import resume
-from anchorhold.training.sweep import sweep
+from anchorhold.training.sweeping import sweep
 
 pytestmark = pytest.mark.medium
 

@@ -18,7 +18,7 @@ from anchorhold.random import Key
 from anchorhold.runs.folder import Run
 from anchorhold.training import loop
 from anchorhold.training.suited import STEPS, smaller_batch, steps_of, suited
-from anchorhold.training.sweep import sweep
+from anchorhold.training.sweeping import sweep
 
 SMALL = {
     "data.resize": 12,

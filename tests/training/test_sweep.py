@@ -12,8 +12,8 @@ from anchorhold.data.splits import Dataset
 from anchorhold.errors import Interrupted, RunError, SettingsError
 from anchorhold.report.tables import Mean
 from anchorhold.runs.folder import Run
-from anchorhold.training import sweep as sweeping
-from anchorhold.training.sweep import parse_vary, points, sweep
+from anchorhold.training import sweeping
+from anchorhold.training.sweeping import parse_vary, points, sweep
 
 pytestmark = pytest.mark.medium
 

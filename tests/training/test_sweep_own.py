@@ -13,7 +13,7 @@ import anchorhold as ah
 from anchorhold.cli import main as cli
 from anchorhold.errors import ModelError, RunError, SettingsError
 from anchorhold.runs.folder import Run
-from anchorhold.training.sweep import sweep
+from anchorhold.training.sweeping import sweep
 
 pytestmark = pytest.mark.medium
 

@@ -32,7 +32,7 @@ from .inputs import Data, Material, prepare
 from .plan import AuditSettings, effort
 from .standard import NEIGHBOURS, shown_lists, to_bytes
 
-__all__ = ["Reading", "Single", "Stage", "attack_one", "staged", "write_png"]
+__all__ = ["Reading", "Single", "Stage", "attack", "staged", "write_png"]
 
 _RIGHT_OR_WRONG = ("ES:R", "LTM", "GTM", "nearest", "margin")  # measures that are 1 or 0
 
@@ -74,7 +74,7 @@ def write_png(image: Tensor, path: str | Path) -> Path:
     return path
 
 
-def attack_one(
+def attack(
     model: nn.Module,
     image: str | Path,
     data: Data,
@@ -95,9 +95,33 @@ def attack_one(
     crop: int | None = None,
     report: Report | None = None,
 ) -> Single:
-    """Attack one image, a file or the number of a query in `data`, and show the list before and after.
+    """Attack one image, and show which images the model finds for it before and after.
 
-    `label` names the class of a file that is not in the gallery. The threat is given as in `audit`.
+    Args:
+        model: the victim, any module from images to vectors, as in `audit`.
+        image: a file, or the number of an image in the data, such as "3".
+        data: the images that are searched, as in `audit`.
+        goal: what the attacker wants: CA+, CA-, QA+, QA-, TMA, ES, LTM, GTM, GTT, nearest, margin, untargeted,
+            targeted, SP-QA, or `module:thing`.
+        protocol: corrected, as the papers describe the attack, or published, as their evaluator runs it.
+        label: the class of an image file that is not in the data; some goals need it.
+        threat: what the attacker may do, an `ah.Threat`, or "standard" or "adml".
+        eps: maximum change of a pixel, instead of the threat's.
+        alpha: length of a step, instead of the threat's.
+        steps: number of steps, instead of the threat's.
+        method: pgd, fgsm, cw, square or nes.
+        seed: determines targets and random starts.
+        count: images in each list.
+        batch: images at a time while the data are embedded.
+        device: auto, cpu, cuda or cuda:N.
+        resize: shorter side of the images before the crop, instead of the model's.
+        crop: side of the centre crop, instead of the model's.
+        report: receives progress and messages, such as `ah.Console()`; None is silent.
+
+    >>> from anchorhold import Embedder
+    >>> found = attack(Embedder("small", 8, channels=1, size=8), "3", "digits", steps=2, count=4, device="cpu")
+    >>> len(found.before), len(found.after), sorted(found.measures)
+    (4, 4, ['ES:D', 'ES:R'])
     """
     way = usable(model, method)
     threat = effort(way, threat, eps, alpha, steps)
@@ -137,7 +161,7 @@ def attack_one(
 
 
 class Reading(NamedTuple):
-    """How images are read and embedded; arguments of `attack_one`."""
+    """How images are read and embedded; arguments of `attack`."""
 
     batch: int = 128
     device: str = "auto"
@@ -168,7 +192,7 @@ def staged(
     label: str,
     by: Reading,
 ) -> Iterator[Stage]:
-    """Find the image, embed the data, and hold the model still while the image is attacked; arguments of `attack_one`.
+    """Find the image, embed the data, and hold the model still while the image is attacked; arguments of `attack`.
 
     `wish` is the goal. It says on which side the image is.
     """

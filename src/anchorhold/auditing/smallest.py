@@ -99,13 +99,30 @@ def smallest_perturbation(
     """Search for the smallest ε at which the attack on one image succeeds (ADML, eqs. 5 and 6), by bisection.
 
     Args:
-        model, image, data, protocol, label, method, seed, batch, device, resize, crop, report: as in `attack_one`.
+        model: as in `attack`.
+        image: as in `attack`.
+        data: as in `attack`.
         goal: untargeted (eq. 5), targeted (eq. 6), or any goal that can be reached: ES, LTM, GTM, GTT, nearest, margin.
+        protocol: as in `attack`.
+        label: as in `attack`.
         threat: gives norm, steps and start. The length of a step keeps its share of ε.
         eps: the upper end of the search; for Linf 64/255 by default.
         alpha: length of a step at that upper end.
         steps: of each attack.
+        method: as in `attack`.
         searches: halvings; the bracket is eps/2^searches wide.
+        seed: as in `attack`.
+        batch: as in `attack`.
+        device: as in `attack`.
+        resize: as in `attack`.
+        crop: as in `attack`.
+        report: as in `attack`.
+
+    >>> from anchorhold import Embedder
+    >>> model = Embedder("small", 8, channels=1, size=8)
+    >>> found = smallest_perturbation(model, "3", "digits", steps=4, searches=3, eps=0.5, device="cpu")
+    >>> found.failed < found.eps or found.eps == 0
+    True
     """
     way = usable(model, method)
     linf = not isinstance(threat, Threat) or threat.norm == "linf"

@@ -207,7 +207,7 @@ def model_of(spec: str, mean: str, std: str, size: str, option: str = "--") -> A
 
 
 def threat_options(name: str, eps: str, norm: str, alpha: str, steps: int | None) -> dict[str, Any]:
-    """What a command line says about the threat, as arguments of `audit` and `attack_one`."""
+    """What a command line says about the threat, as arguments of `audit` and `attack`."""
     from ..errors import check
     from ..perturb.settings import Threat
 

@@ -165,7 +165,7 @@ def attack(
     device: Device = "auto",
 ) -> None:
     """Attack one image, and show which images the model finds for it before and after."""
-    from ..auditing.one_image import attack_one
+    from ..auditing.one_image import attack as attack_one
     from ..auditing.smallest import SmallestPerturbation, smallest_perturbation
     from ..console import Console
     from ..errors import check

@@ -183,8 +183,8 @@ def sweep(
     from ..console import Console
     from ..data.datasets import dataset
     from ..errors import check
-    from ..training.sweep import parse_vary, points
-    from ..training.sweep import sweep as run_sweep
+    from ..training.sweeping import parse_vary, points
+    from ..training.sweeping import sweep as run_sweep
 
     check(model is not None or not (mean or std or size), "--mean, --std and --size are for --model: leave them out")
     changes, images = _with_own_data(_put_data(parse_assignments(set_), data, root))

@@ -106,7 +106,7 @@ def algorithm1(
 
     The table shows R@1 and mAP@R of each model, by algorithm 1 of that paper.
     """
-    from ..auditing.algorithm1 import algorithm1 as run_table
+    from ..auditing.adml_table import algorithm1 as run_table
     from ..console import Console
 
     out = out or Path("audits") / f"algorithm1-{_slug(data)}{apart(held_out, classes)}"

@@ -157,6 +157,21 @@ def sweep(
         model: makes the module of your own that every run trains, a new one at each call.
         device: auto, cpu, cuda or cuda:N.
         report: receives progress and messages; None is silent.
+
+    >>> import tempfile
+    >>> from anchorhold import dataset
+    >>> with tempfile.TemporaryDirectory() as place:  # doctest: +SKIP
+    ...     found = sweep(
+    ...         dataset("digits"),
+    ...         "natural",
+    ...         {"train.seed": ["0", "1"]},
+    ...         place,
+    ...         overrides={"train.epochs": 1},
+    ...         audited={"limit": 10, "attacks": ["ES"]},
+    ...         device="cpu",
+    ...     )
+    ...     len(found.tables[0].rows)
+    2
     """
     out, report = Path(out), report or Silent()
     overrides = with_data(overrides or {}, data)

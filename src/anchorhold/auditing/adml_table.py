@@ -61,11 +61,26 @@ def algorithm1(
     classes: Classes = "unseen",
     **options: Any,
 ) -> Algorithm1:
-    """ADML's FGSM / C&W / PGD table: FGSM with step ε, C&W with 50 iterations, PGD with 5 steps from `seeds` starts.
+    """ADML's table: R@1 and mAP@R of several models under FGSM, C&W and PGD (ADML, algorithm 1).
 
-    `options` go to `audit`: seed, batch, device and so on. With `out` each audit resumes where it was stopped. All
-    models are attacked on the same images. Of a folder or CSV that a model was trained on these are the classes it has
-    not seen, or, with `classes="all"`, all classes.
+    FGSM takes one step of ε, C&W 50 iterations, PGD 5 steps. All models are attacked on the same images.
+
+    Args:
+        models: the victims by name.
+        data: the images, as in `audit`.
+        eps: maximum change of a pixel.
+        limit: number of queries; 0 is all.
+        seeds: random starts of PGD. The table has their mean and standard deviation.
+        out: a folder for the audits and algorithm1.json; give the same one to resume.
+        report: receives progress and messages; None is silent.
+        classes: of a folder or CSV that a model was trained on: "unseen" classes, or "all".
+        options: other arguments of `audit`: seed, batch, device and so on.
+
+    >>> from anchorhold import Embedder
+    >>> models = {"untrained": Embedder("small", 8, channels=1, size=8)}
+    >>> table = algorithm1(models, "digits", limit=8, seeds=1, batch=256, device="cpu")
+    >>> list(table.values["untrained"])
+    ['benign', 'fgsm', 'cw', 'pgd']
     """
     report = report or Silent()
     part = part_of(data, models.values(), classes)
