@@ -20,7 +20,7 @@ from ..perturb.methods import Method
 from ..perturb.problem import Objective, Problem
 from ..perturb.settings import Budget
 from ..random import Key
-from .members import Member
+from .members import WARM, Member, most_steps
 from .plan import AttackRun, AuditSettings
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Surrogate",
     "Task",
     "for_queries",
+    "steps_at_most",
     "strengthened",
     "tasks",
 ]
@@ -101,14 +102,24 @@ def strengthened(settings: AuditSettings, runs: Iterable[AttackRun]) -> list[tup
     return recall + [(task, 1) for task in every if task.name != "recall" and settings.strength == "strong"]
 
 
+def steps_at_most(task: Task, levels: int, standard: int, transferred: bool = False) -> int:
+    """Image-steps of a sample that withstands everything at this number of ε.
+
+    At each ε there are the standard runs of `standard` steps, all gradient members, and the transferred ones if there
+    is a second model. At all but the first there is a climb from the result of another ε.
+    """
+    second = WARM.image_steps(task.goal) if transferred else 0  # as long as the climb on the second model
+    each = standard * len(task.first) + most_steps(task.goal) + second
+    return levels * each + (levels - 1) * WARM.image_steps(task.goal)
+
+
 class Contest:
     """One batch of samples, and the worst image found for each."""
 
     def __init__(self, task: Task, embed: Embed, images: Tensor, scene: Scene, ids: Tensor, key: Key) -> None:
         self.task, self.embed, self.scene, self.key = task, embed, scene, key
         self.clean, self.images, self.ids = images, images.clone(), ids.to(scene.gallery.device)
-        self.latest = images  # the last images tried: a start for a larger ε where nothing hurt yet
-        self.nearest = images.clone()  # those with the highest value of the goal's own objective
+        self.nearest = images.clone()  # for a wrong neighbour: the images tried that came nearest to one
         self.height = torch.full((len(images),), -torch.inf, device=images.device)
         self.targets = task.goal.targets(scene, self.ids, key)
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
@@ -128,7 +139,6 @@ class Contest:
     def offer(self, images: Tensor, rows: Tensor) -> None:
         """Keep these images for the samples where they are worse for the model."""
         embeddings = embed_all(self.embed, [images])
-        self.latest = self.latest.index_copy(0, rows, images)
         self._remember(images, embeddings, rows)
         now = self.measure(embeddings, rows)
         worse = self.task.hurt(now[self.task.main], self.measures[self.task.main][rows])
@@ -137,7 +147,7 @@ class Contest:
         self.measures = {name: row.index_copy(0, at, now[name][worse]) for name, row in self.measures.items()}
 
     def _remember(self, images: Tensor, embeddings: Tensor, rows: Tensor) -> None:
-        """Keep these images where they come nearer to a wrong neighbour, for the members that refine."""
+        """Keep these images where they come nearer to a wrong neighbour: starts for `refine` and for a larger ε."""
         if not has_class_losses(self.task.goal):
             return
         aims = None if self.targets is None else self.targets[rows]
@@ -148,9 +158,9 @@ class Contest:
         self.nearest[rows[nearer]], self.height[rows[nearer]] = images[nearer], now[nearer]
 
     def found(self) -> Tensor:
-        """Starts for a larger ε: the worst image of each sample, or the last one tried where none hurt."""
+        """Starts for another ε: the worst image of each sample, or the one that came nearest where none hurt."""
         moved = (self.images != self.clean).flatten(1).any(1)
-        return torch.where(moved.reshape(-1, *(1,) * (self.images.ndim - 1)), self.images, self.latest)
+        return torch.where(moved.reshape(-1, *(1,) * (self.images.ndim - 1)), self.images, self.nearest)
 
     def left(self) -> Tensor:
         """Rows that still withstand and have a target."""

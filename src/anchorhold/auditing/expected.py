@@ -8,8 +8,8 @@ import torch
 
 from ..console import Silent, duration
 from ..interface import worded
-from .ensemble import strengthened
-from .members import SQUARE_QUERIES, most_steps
+from .ensemble import steps_at_most, strengthened
+from .members import SQUARE_QUERIES
 from .plan import AttackRun
 from .subject import Subject
 
@@ -69,7 +69,8 @@ def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
             work += settings.budget.steps * sum(len(part) for at, part in enumerate(batches) if at not in kept)
     for task, levels in strengthened(settings, runs):
         # A query of Square is a forward pass, about a third of a step.
-        work += levels * (most_steps(task.goal) + SQUARE_QUERIES // 3) * len(subject.attacked[task.goal.side])
+        steps = steps_at_most(task, levels, settings.budget.steps) + levels * SQUARE_QUERIES // 3
+        work += steps * len(subject.attacked[task.goal.side])
     return work
 
 

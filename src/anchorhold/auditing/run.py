@@ -35,11 +35,11 @@ from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .black_box import how_attacked, usable
 from .classes import Classes, part_of
-from .ensemble import Surrogate, strengthened, tasks
+from .ensemble import Surrogate, steps_at_most, strengthened, tasks
 from .evidence import Evidence, flags_of
 from .expected import say_if_long
 from .inputs import Data, prepare
-from .members import BLACK, MEMBERS, most_steps
+from .members import BLACK, MEMBERS
 from .outcomes import RunRows, outcome
 from .plan import NINE, AttackRun, AuditSettings, curve_levels, effort, runs_of
 from .result import Audit, Flag
@@ -99,7 +99,7 @@ def audit(
         alpha: the length of a step, instead of the threat's; only pgd has one.
         steps: steps, instead of the threat's. For cw they are iterations, for square and nes queries, by default 1,000.
         method: pgd, fgsm or cw; square and nes take no gradients. A model without gradients is attacked by square.
-        strength: strong adds the ensemble of `auditing.ensemble`.
+        strength: strong adds the ensemble of `auditing.members`.
         surrogate: a second model; the strong audit transfers perturbations from it.
         epsilons: each ε of the curve of R@1 under the strong attack. By default an eighth, a quarter, a half and all
             of the threat's ε, unless you choose `attacks` or `until`; () leaves the curve out.
@@ -172,8 +172,9 @@ def audit(
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
-    harder = sum(levels * most_steps(task.goal) for task, levels in strengthened(settings, runs))
-    work = samples * (len(runs) * settings.budget.steps + harder)
+    usual = settings.budget.steps
+    harder = sum(steps_at_most(task, levels, usual) for task, levels in strengthened(settings, runs))
+    work = samples * (len(runs) * usual + harder)
     fast, climbing = compiles(settings.compile, settings.precision, where, work), computing(settings.precision, where)
     other = None if surrogate is None else as_victim(surrogate)
     with ExitStack() as stack:

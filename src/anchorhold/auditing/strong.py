@@ -19,8 +19,8 @@ from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import curve_of
-from .ensemble import FALLS, Contest, Surrogate, Task
-from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member, most_steps
+from .ensemble import FALLS, Contest, Surrogate, Task, steps_at_most
+from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, levels_within
@@ -84,11 +84,14 @@ def strengthen(
     attacked, eps = subject.attacked, subject.settings.ball.eps
     ensemble = Ensemble(tuple(members), surrogate, tuple(sorted({*epsilons, eps})))
     runs, whole, receipts = [], {}, {}
-    samples = {task.name: len(ensemble.against(task, eps).ladder) * len(attacked[task.goal.side]) for task in chosen}
+    levels = {task.name: len(ensemble.against(task, eps).ladder) for task in chosen}
     black = [m.name for m in members if m.kind == "black"]
-    white = subject.settings.method == "pgd"
-    steps = sum(most_steps(task.goal) * samples[task.name] for task in chosen) if white else 0
-    queries = SQUARE_QUERIES * sum(samples.values()) * len(black)
+    white, usual = subject.settings.method == "pgd", subject.settings.budget.steps
+    steps = queries = 0
+    for task in chosen:
+        count = len(attacked[task.goal.side])
+        queries += SQUARE_QUERIES * len(black) * levels[task.name] * count
+        steps += white * count * steps_at_most(task, levels[task.name], usual, surrogate is not None)
     subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of {' and '.join(black)}")
     for task in chosen:
         label = f"{task.name}.strong"
