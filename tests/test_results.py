@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 
 import anchorhold
+from anchorhold.attacks.menu import goal_named
 from anchorhold.auditing.flags import NARROW
+from anchorhold.auditing.members import MEMBERS
 from anchorhold.config.build import build, to_dict
 from anchorhold.config.recipes import parse_assignments, settings_from
 from anchorhold.report.collect import collect
@@ -890,6 +892,9 @@ def test_the_example_of_a_curve_is_that_of_its_json() -> None:
     assert "dirty" not in found["commit"]
     page = (ROOT / "docs" / "audit" / "threats.md").read_text()
     assert "\n".join(table_of_curve(found["curve"], None, 0)[:4]) in page
+    goal = goal_named("margin", "corrected")
+    members = [member.name for member in MEMBERS if member.wants(goal) and member.kind != "transfer"]
+    assert found["curve"]["attacks"]["R@1"] == ["ES", "LTM", "GTM", *members], "of another ensemble: audit it again"
 
 
 def test_the_page_of_results_has_the_rows_with_their_own_settings() -> None:
