@@ -73,7 +73,7 @@ def test_softhard_draws_the_anchor_itself_as_often_as_the_size_of_its_set_says(d
         chances = torch.tensor([row[2 * i].item() / row.sum().item() for i, row in enumerate(allowed)])
         expected += chances.mean().item() / 60
         spread += (chances * (1 - chances)).sum().item() / 180**2
-    assert 0.05 < expected and abs(found[:, 4].mean().item() - expected) < 4 * spread**0.5
+    assert expected > 0.05 and abs(found[:, 4].mean().item() - expected) < 4 * spread**0.5
     assert (found[:, 6] <= found[:, 4:6].min(1).values).all()
 
 
