@@ -3,11 +3,13 @@
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anchorhold.config.recipes import settings_from
 from anchorhold.data.splits import Dataset, Split
+from anchorhold.reproduce.rows import check_row, row_named, row_settings
+from tests.docs.test_snippets import check_command
 
 pytestmark = pytest.mark.medium
 
@@ -152,6 +157,27 @@ def test_lanes_end_with_their_time_and_start_no_script_that_cannot_finish(tmp_pa
     assert "third was begun as" in run("lanes.py", *given).stderr
     jobs.write_text(jobs.read_text().replace("{second}", "{none}"))
     assert "third needs none" in run("lanes.py", *given).stderr
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "jobs").glob("*.toml")), ids=lambda path: path.stem)
+def test_jobs_have_options_and_settings_that_exist(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    jobs = importlib.import_module("lanes").jobs_in(file, {"data": "data", "weights": "weights"})
+    runs = {job.name: job for job in jobs if job.command == "train"}
+    for job in jobs:
+        words = f"anchorhold {job.command} {job.arguments} --out run"
+        check_command(words)
+        assert not re.search(r"[= ]/", words), "no path of a machine"
+        if job.command == "train" and "--row" in words:
+            row = row_named(words.split("--row ")[1].split()[0])
+            changes = [after for before, after in pairwise(words.split()) if before == "--set"]
+            tree = row_settings(row, changes) | {"data": {"name": words.split()[2]}}
+            weights = {"model": {**tree.get("model", {}), "weights": words.split("--weights ")[1].split()[0]}}
+            check_row(row, settings_from(row.recipe, tree | weights))
+        held_out = [
+            re.findall(r"held.out[= ](\d+)", each.arguments) for each in (job, *map(runs.get, job.named)) if each
+        ]
+        assert all(each == held_out[0] for each in held_out), f"{job.name}: another split than its run's"
 
 
 def test_lanes_leave_out_large_files(
