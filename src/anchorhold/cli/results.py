@@ -135,8 +135,7 @@ def plot(
         str,
         typer.Option(
             help="curves, robust (under attack), collapse, shift, hardness, active, rows (ERS against R@1), "
-            "cost (ERS against training cost), initialisation (both against the ε of the initial weights), "
-            "or names of columns in metrics.jsonl"
+            "cost (ERS against training cost), initialisation, or columns of metrics.jsonl"
         ),
     ] = "curves",
     against: Annotated[
