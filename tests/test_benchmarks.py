@@ -2,15 +2,25 @@
 
 import importlib
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
+import tarfile
+import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from anchorhold.config.recipes import settings_from
 from anchorhold.data.splits import Dataset, Split
+from anchorhold.reproduce.rows import check_row, row_named, row_settings
+from tests.docs.test_snippets import check_command
 
 pytestmark = pytest.mark.medium
 
@@ -46,7 +56,17 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py", "kills.py", "search_peers.py", "peers.py"],
+    [
+        "speed.py",
+        "scale.py",
+        "accuracy.py",
+        "sensitivity.py",
+        "starts.py",
+        "kills.py",
+        "search_peers.py",
+        "peers.py",
+        "lanes.py",
+    ],
 )
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")
@@ -60,6 +80,122 @@ def test_kills_are_counted_and_leave_the_same_index(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert found["kills"] == 3 and found["equal"] == found["trials"] > 0
+
+
+LANES = """
+[[job]]
+name = "long"
+train = "digits --recipe natural --epochs 60 --device cpu"
+seconds = 30
+[[job]]
+name = "wrong"
+train = "digits --recipe nosuch"
+seconds = 5
+[[job]]
+name = "of-wrong"
+audit = "{wrong} --data digits"
+seconds = 5
+[[job]]
+name = "audit"
+audit = "{long} --data digits --limit 8 --attacks ES --curve none --device cpu"
+seconds = 10
+"""
+
+
+def states(work: Path) -> dict[str, Any]:
+    found = json.loads((work / "status.json").read_text())["jobs"]
+    return {name: job["state"] for name, job in found.items()}
+
+
+@pytest.mark.slow
+def test_lanes_resume_what_was_cut_and_keep_results(tmp_path: Path) -> None:
+    work, jobs = tmp_path / "work", tmp_path / "jobs.toml"
+    jobs.write_text(LANES)
+    command = [str(ROOT / "benchmarks" / "lanes.py"), str(jobs), "--work", str(work), "--seconds", "500"]
+    environment = {**os.environ, "ANCHORHOLD_COMMIT": "abc1234"}
+    first = subprocess.Popen([sys.executable, *command], env=environment)
+    for _ in range(2400):
+        logged = work / "long" / "metrics.jsonl"
+        if logged.exists() and logged.stat().st_size and states(work)["wrong"] == "failed":
+            break
+        time.sleep(0.05)
+    first.send_signal(signal.SIGINT)
+    first.wait(60)
+    assert states(work) == {"long": "cut", "wrong": "failed", "of-wrong": "left", "audit": "left"}
+    cut = len((work / "long" / "metrics.jsonl").read_text().splitlines())
+    assert 1 <= cut < 60
+    subprocess.run(
+        [sys.executable, *command, "--keep", str(tmp_path / "out")], env=environment, check=True, timeout=300
+    )
+    assert states(work) == {"long": "done", "wrong": "failed", "of-wrong": "left", "audit": "done"}
+    status = json.loads((tmp_path / "out" / "status.json").read_text())
+    assert status["commit"] == "abc1234" and status["jobs"]["wrong"]["exit"] == 2
+    assert "no recipe 'nosuch'" in status["jobs"]["wrong"]["said"]
+    with tarfile.open(tmp_path / "out" / "kept-1.tar.gz") as archive:
+        kept = set(archive.getnames())
+        archive.extractall(tmp_path / "got", filter="data")
+    assert {"long/run.json", "audit/audit.json", "audit/samples.safetensors", "logs/wrong.log"} <= kept
+    assert not any(name.endswith("model.safetensors") for name in kept)
+    rows = [json.loads(line) for line in (tmp_path / "got" / "long" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == list(range(1, 61))
+    assert "$ resume" in (work / "logs" / "long.log").read_text()
+
+
+def test_lanes_end_with_their_time_and_start_no_script_that_cannot_finish(tmp_path: Path) -> None:
+    work, jobs = tmp_path / "work", tmp_path / "jobs.toml"
+    (tmp_path / "waits.py").write_text("import sys, time; print('here', flush=True); time.sleep(float(sys.argv[1]))")
+    entries = {"waits": ("600", 1), "too-long": ("0", 1000), "second": ("0", 1), "third": ("0 {second}", 1)}
+    lines = [f'[[job]]\nname = "{n}"\npython = "{{s}}/waits.py {a}"\nseconds = {e}' for n, (a, e) in entries.items()]
+    jobs.write_text("\n".join(lines))
+    given = [str(jobs), "--work", str(work), "--place", f"s={tmp_path}"]
+    begun = time.monotonic()
+    done = run("lanes.py", *given, "--seconds", "5")
+    assert done.returncode == 0 and 5 <= time.monotonic() - begun < 60, done.stdout + done.stderr
+    assert states(work) == {"waits": "cut", "too-long": "left", "second": "done", "third": "done"}
+    assert run("lanes.py", *given, "--seconds", "5", "--only", "thi*").stdout.count("done") == 2  # it and its need
+    jobs.write_text(jobs.read_text().replace("waits.py 0 {second}", "waits.py 1 {second}"))
+    assert "third was begun as" in run("lanes.py", *given).stderr
+    jobs.write_text(jobs.read_text().replace("{second}", "{none}"))
+    assert "third needs none" in run("lanes.py", *given).stderr
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks" / "jobs").glob("*.toml")), ids=lambda path: path.stem)
+def test_jobs_have_options_and_settings_that_exist(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    jobs = importlib.import_module("lanes").jobs_in(file, {"data": "data", "weights": "weights"})
+    runs = {job.name: job for job in jobs if job.command == "train"}
+    for job in jobs:
+        words = f"anchorhold {job.command} {job.arguments} --out run"
+        check_command(words)
+        assert not re.search(r"[= ]/", words), "no path of a machine"
+        if job.command == "train" and "--row" in words:
+            row = row_named(words.split("--row ")[1].split()[0])
+            changes = [after for before, after in pairwise(words.split()) if before == "--set"]
+            tree = row_settings(row, changes) | {"data": {"name": words.split()[2]}}
+            weights = {"model": {**tree.get("model", {}), "weights": words.split("--weights ")[1].split()[0]}}
+            check_row(row, settings_from(row.recipe, tree | weights))
+        held_out = [
+            re.findall(r"held.out[= ](\d+)", each.arguments) for each in (job, *map(runs.get, job.named)) if each
+        ]
+        assert all(each == held_out[0] for each in held_out), f"{job.name}: another split than its run's"
+
+
+def test_lanes_leave_out_large_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    lanes = importlib.import_module("lanes")
+    monkeypatch.setattr(lanes, "LARGEST", 100)
+    for name, size in (("a", 60), ("b", 70), ("c", 200)):
+        (tmp_path / "work" / name).mkdir(parents=True)
+        (tmp_path / "work" / name / "run.json").write_text("x" * size)
+    lanes.keep(tmp_path / "work", tmp_path / "out", ["run.json"])
+    held = []
+    for archive in sorted((tmp_path / "out").glob("kept-*.tar.gz")):
+        with tarfile.open(archive) as opened:
+            held.append(opened.getnames())
+    assert held == [["a/run.json"], ["b/run.json"]]
+    assert "c/run.json" in capsys.readouterr().out
 
 
 def test_a_difference_after_a_kill_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -538,6 +538,17 @@ def test_the_page_compares_the_starts_from_robust_weights() -> None:
         assert line == " | ".join(cells)
 
 
+def test_image_steps_of_a_triplet_are_those_of_the_runs() -> None:
+    """An epoch has 5,864 anchors. Act's attack never ends early, so its number has to be exact."""
+    found = json.loads((ROOT / "results" / "cub" / "cost.json").read_text())["cost"]
+    moved = {"act-r": 2 * 8, "catride": (2 + 1) / 2 * 16, "hm-lga-112": 3 * 8, "hm-lga-ics-32": 3 * 32}
+    for name, possible in moved.items():
+        run = RUNS[name].info
+        assert found[name]["taken"] == run["image_steps"] / (5864 * 75) <= found[name]["possible"] == possible
+    assert found["act-r"]["taken"] == 16
+    assert [round(found[name]["taken"], 1) for name in ("catride", "hm-lga-ics-32")] == [19.4, 9.3]
+
+
 def test_the_page_says_what_twins_do_to_collapseness() -> None:
     found = {}
     for name in ("samplers-56", "samplers-56-distinct", "samplers-112", "samplers-112-distinct"):

@@ -66,6 +66,7 @@ def test_values_take_the_type_of_their_key() -> None:
         (["train.epochs=three"], "train.epochs must be a whole number"),
         (["train.epochs=2.5"], "train.epochs must be a whole number"),
         (["defence.eps=8/0"], "must be a number"),
+        (["defence.eps=8/25/5"], "must be a number"),
         (["data.flip=maybe"], "data.flip must be true or false"),
         (["data.on_bad_image=skp"], "did you mean skip"),
         (["defence.source=softhrad"], "did you mean softhard"),

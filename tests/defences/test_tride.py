@@ -40,6 +40,8 @@ from anchorhold.perturb.ascend import ascend
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.problem import Ascent, Problem
 from anchorhold.perturb.settings import Budget
+from anchorhold.report.training_page import write_training_page
+from anchorhold.runs.summary import summary_of
 from anchorhold.training.evaluation import attention_of
 from anchorhold.triplets import collapseness, hardness
 from tests.analytic import draw, tanh_embedder
@@ -392,6 +394,16 @@ def test_a_run_logs_collapseness_with_the_lambda_of_its_data_set() -> None:
     ):
         assert attention_of(settings_from(recipe, {"data": {"name": data}})) == attention
     assert attention_of(settings_from("catride", {"defence": {"attention": 3}})) == 3
+
+
+def test_a_run_records_the_lambda_of_its_collapseness(tmp_path: Path) -> None:
+    for recipe, changes, attention in (("natural", {}, 10.0), ("catride", {"defence.attention": 3}, 3.0)):
+        run = ah.fit(None, "digits", recipe, tmp_path / recipe, overrides={"train.epochs": 1, **changes}, device="cpu")
+        info = run.read_json()
+        assert info["attention"] == attention == summary_of(info)["attention"]
+        assert f"λ = {attention:g}" in write_training_page(run.path).read_text(encoding="utf-8")
+    start = ah.fit(None, "digits", "distil", tmp_path / "distil", overrides={"train.epochs": 1}, device="cpu")
+    assert "attention" not in start.read_json()  # a pretraining logs no collapseness
 
 
 def test_the_first_step_of_anp_ignores_the_distance_of_an_anchor_to_itself() -> None:

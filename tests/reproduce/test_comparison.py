@@ -97,6 +97,21 @@ def test_other_settings_are_named_but_neither_seed_nor_place(tmp_path: Path) -> 
     assert departures(the_run(tmp_path / "c", recipe="act"), row_named(HM))[0] == "defence.name act, not hardness"
 
 
+def test_a_part_of_the_data_or_smaller_images_are_no_reproduction(tmp_path: Path) -> None:
+    last = [{"epoch": 75, "r1": 36.0}]
+    for name, images in (("a", [100, 100]), ("b", [5864, 5924]), ("c", [5830, 5924]), ("d", [5864, 5800])):
+        run = a_run(tmp_path / name, last, on="cub", row=HM)
+        info = json.loads((run / "run.json").read_text())
+        info["data"]["images"] = images
+        info["settings"]["data"] |= {"crop": 112} if name == "b" else {}
+        (run / "run.json").write_text(json.dumps(info))
+        an_audit(run, ers=33)
+    assert [line["verdict"] for line in cells(tmp_path)] == ["within", "within", "reproduced", "within"]
+    found = [departures(entry, row_named(HM)) for entry in collect([tmp_path]).entries]
+    assert found[0] == ["100 of 5,864 training images", "100 of 5,924 test images"]
+    assert found[1:] == [["data.crop 112, not 224"], [], ["5,800 of 5,924 test images"]]
+
+
 def test_a_weaker_audit_or_a_robust_start_is_no_reproduction(tmp_path: Path) -> None:
     last = [{"epoch": 75, "r1": 36.0}]
     an_audit(a_run(tmp_path / "a", last, on="cub", row=HM), ers=33, eps=1 / 255)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import anchorhold as ah
 from anchorhold.config.recipes import recipe_names, settings_from
+from anchorhold.data.splits import Dataset, Split
 from anchorhold.errors import DataError, ModelError, RunError, SettingsError
 from anchorhold.training import forecasting, measuring
 from anchorhold.training.forecasting import shorter
@@ -57,6 +58,16 @@ def test_every_recipe_can_be_estimated(recipe: str) -> None:
     data = ah.dataset("digits")
     assert data.train.images is not None and data.test.images is not None
     assert found.image_bytes == data.train.images.nbytes + data.test.images.nbytes
+
+
+def test_batches_of_more_classes_than_are_timed() -> None:
+    """A few images are timed, of fewer classes than a batch of ADML has."""
+    labels = torch.arange(40).repeat_interleave(4)
+    split = Split("many", labels, [str(c) for c in range(40)], images=torch.zeros(160, 8, 8, 1, dtype=torch.uint8))
+    changes = {"batch": {"kind": "classes", "classes": 30, "instances": 2}, "data": {"resize": 0, "crop": 0}}
+    small = {"model": {"backbone": "small", "dim": 8, "weights": ""}}
+    found = ah.estimate(None, Dataset("many", split, split), "adml", overrides=changes | small, device="cpu", seconds=0)
+    assert found.classes == 40 and found.steps_per_epoch * 60 <= 160 < (found.steps_per_epoch + 1) * 60
 
 
 def test_attacks_count_with_all_their_steps() -> None:

@@ -15,6 +15,7 @@ from anchorhold.errors import SettingsError
 from anchorhold.random import Key
 from anchorhold.training.preparing import build_model
 from anchorhold.training.sampler_statistics import BATCHES, sampler_hardness, sampler_settings, sampler_table
+from anchorhold.triplets import candidates
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +38,7 @@ def test_hardest_triplets_against_a_plain_loop(digits: Dataset) -> None:
     model = build_model(settings(), digits).eval()
     pixels, labels = digits.train.images, digits.train.labels
     assert pixels is not None
-    for ids, (mean, variance, near, far) in zip(whole[:2], found["hardest"]):
+    for ids, (mean, variance, near, far, own, easy, both) in zip(whole[:2], found["hardest"]):
         images = pixels[ids].permute(0, 3, 1, 2).float() / (255 if pixels.dtype == torch.uint8 else 1)
         with torch.no_grad():
             e = model(images).double()
@@ -50,10 +51,30 @@ def test_hardest_triplets_against_a_plain_loop(digits: Dataset) -> None:
         h = torch.stack(values)
         assert mean.item() == pytest.approx(h.mean().item(), abs=1e-4)
         assert variance.item() == pytest.approx(h.var(correction=0).item(), abs=1e-4)
+        assert own == both == 0 and easy.item() == pytest.approx((h < -0.2).double().mean().item(), abs=0.01)
         d = torch.stack(pairs)
         for c, sign in ((near, -10), (far, 10)):
             positive, negative = ((sign * d).exp() * d).sum(0) / (sign * d).exp().sum(0)
             assert c.item() == pytest.approx((positive - negative).item(), abs=1e-4)
+
+
+def test_softhard_draws_the_anchor_itself_as_often_as_the_size_of_its_set_says(digits: Dataset) -> None:
+    """Softhard may draw it where no positive is farther than the nearest negative."""
+    small = settings(pairs=3)
+    found = sampler_hardness(digits, small, batches=60, device="cpu")["softhard"]
+    plan = pair_batches(digits.train.labels, 3, Key.of(0)("batches", 0))
+    model, pixels, labels = build_model(small, digits).eval(), digits.train.images, digits.train.labels
+    assert pixels is not None
+    expected, spread = 0.0, 0.0
+    for ids in plan[:60]:
+        images = pixels[ids].permute(0, 3, 1, 2).float() / (255 if pixels.dtype == torch.uint8 else 1)
+        with torch.no_grad():
+            allowed, _ = candidates("softhard", model(images), labels[ids])
+        chances = torch.tensor([row[2 * i].item() / row.sum().item() for i, row in enumerate(allowed)])
+        expected += chances.mean().item() / 60
+        spread += (chances * (1 - chances)).sum().item() / 180**2
+    assert expected > 0.05 and abs(found[:, 4].mean().item() - expected) < 4 * spread**0.5
+    assert (found[:, 6] <= found[:, 4:6].min(1).values).all()
 
 
 def test_samplers_come_in_print_order_of_hardness(digits: Dataset) -> None:
@@ -67,7 +88,7 @@ def test_more_batches_than_an_epoch_has_are_new_ones(digits: Dataset) -> None:
     epoch = sampler_hardness(digits, settings(pairs=300), batches=0, device="cpu")["hardest"]
     longer = sampler_hardness(digits, settings(pairs=300), batches=2 * len(epoch), device="cpu")["hardest"]
     assert torch.equal(longer[: len(epoch)], epoch) and len(longer) == 2 * len(epoch)
-    assert not torch.isclose(longer[: len(epoch)], longer[len(epoch) :]).any()
+    assert not torch.isclose(longer[: len(epoch), :4], longer[len(epoch) :, :4]).any()
     classes = sampler_hardness(digits, settings(kind="classes", classes=5, instances=4), batches=2, device="cpu")
     assert len(classes["random"]) == 2
 
@@ -104,10 +125,12 @@ def test_cub_has_the_table_s_variances_with_its_batches() -> None:
 
 
 def test_both_variances_and_c_are_in_the_table() -> None:
-    rows = torch.tensor([[0.1, 0.5, -0.2, 0.1], [0.3, 0.8, -0.4, 0.2]], dtype=torch.float64)
+    rows = [[0.1, 0.5, -0.2, 0.1, 0.08, 0.2, 0.05], [0.3, 0.8, -0.4, 0.2, 0.1, 0.0, 0.0]]
+    rows = torch.tensor(rows, dtype=torch.float64)
     table = sampler_table({"random": rows, "hardest": rows + 1})
-    assert table.rows[0] == ("random", *(pytest.approx(value) for value in (0.2, 0.02, 0.65, -0.3, 0.15)))
-    assert table.rows[1] == ("hardest", *(pytest.approx(value) for value in (1.2, 0.02, 1.65, 0.7, 1.15)))
+    assert table.rows[0] == ("random", *(pytest.approx(value) for value in (0.2, 0.02, 0.65, -0.3, 0.15, 9, 25)))
+    assert table.rows[1][:6] == ("hardest", *(pytest.approx(value) for value in (1.2, 0.02, 1.65, 0.7, 1.15)))
+    assert sampler_table({"random": rows[1:]}).rows[0][-2:] == (10, None)  # no triplet has H < −γ
     assert sampler_table({"random": rows[:1]}).rows[0][2] is None  # one batch has no variance of means
 
 

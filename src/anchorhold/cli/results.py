@@ -135,7 +135,7 @@ def plot(
         str,
         typer.Option(
             help="curves, robust (under attack), collapse, shift, hardness, active, rows (ERS against R@1), "
-            "cost (ERS against training cost), or names of columns in metrics.jsonl"
+            "cost (ERS against training cost), initialisation, or columns of metrics.jsonl"
         ),
     ] = "curves",
     against: Annotated[
@@ -147,6 +147,7 @@ def plot(
 ) -> None:
     """Draw several runs in one figure."""
     from ..errors import check
+    from ..report.initialisation import plot_initialisation
     from ..report.plots import plot_against, plot_epochs
     from ..report.scatter import SCATTERS
 
@@ -155,7 +156,8 @@ def plot(
     if against:
         written = plot_against(entries, against, out, series)
     else:
-        written = SCATTERS[what](entries, out) if what in SCATTERS else plot_epochs(entries, what, out)
+        figures = {**SCATTERS, "initialisation": plot_initialisation}
+        written = figures[what](entries, out) if what in figures else plot_epochs(entries, what, out)
     print(f"written: {written}")
 
 

@@ -16,6 +16,7 @@ from ..errors import DataError
 from ..interface import argument, option
 from ..runs.files import regular
 from .layouts import listed_images, once, read_lines, read_table
+from .settings import WHOLE
 from .splits import Dataset, Split
 
 __all__ = ["cars", "cub", "inshop", "sop"]
@@ -37,8 +38,9 @@ def _halves(whole: Split, train: Tensor) -> tuple[Split, Split]:
     )
 
 
-def _compared(data: Dataset, *official: int) -> Dataset:
+def _compared(data: Dataset) -> Dataset:
     """The data set, with a note if the numbers of images are not the official ones."""
+    official = WHOLE[data.name]
     sides = [data.train, data.test] if len(official) == 2 else [data.train, data.query, data.gallery]
     if (here := [len(side) for side in sides]) == list(official):
         return data
@@ -86,7 +88,7 @@ def cub(root: Path | None, seed: int) -> Dataset:
     labels = torch.tensor([int(marks[image]) - 1 for image in files], dtype=torch.int64)
     classes = tuple(names.get(number, "") for number in range(1, _CUB_CLASSES + 1))
     whole = Split("cub", labels, classes, paths, root=root / "images")
-    return _compared(Dataset("cub", *_halves(whole, labels < _CUB_CLASSES // 2)), 5864, 5924)
+    return _compared(Dataset("cub", *_halves(whole, labels < _CUB_CLASSES // 2)))
 
 
 def _cub_list(path: Path) -> dict[int, str]:
@@ -123,7 +125,7 @@ def cars(root: Path | None, seed: int) -> Dataset:
     labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
     classes = tuple(names.get(number, "") for number in range(_CARS_CLASSES + 1))  # class ids start at 1
     whole = Split("cars", labels, classes, paths, root=root)
-    return _compared(Dataset("cars", *_halves(whole, labels <= _CARS_CLASSES // 2)), 8054, 8131)
+    return _compared(Dataset("cars", *_halves(whole, labels <= _CARS_CLASSES // 2)))
 
 
 def _cars_mat(path: Path) -> tuple[list[tuple[str, int]], dict[int, str]]:
@@ -179,7 +181,7 @@ def sop(root: Path | None, seed: int) -> Dataset:
     )
     if both := sorted(set(train.labels.tolist()) & set(test.labels.tolist())):
         raise DataError(f"class {both[0]} is in both lists of {root}, but train and test must be disjoint; {_AGAIN}")
-    return _compared(Dataset("sop", train, test), 59551, 60502)
+    return _compared(Dataset("sop", train, test))
 
 
 def _sop_list(path: Path) -> list[tuple[str, int]]:
@@ -228,7 +230,7 @@ def inshop(root: Path | None, seed: int) -> Dataset:
         torch.tensor([status == own for _, _, status in rows], dtype=torch.bool) for own in ("query", "train")
     )
     train, test = _halves(Split("inshop", labels, tuple(items), paths, root=base, queries=asks), trains)
-    return _compared(Dataset("inshop", replace(train, queries=None), test), 25882, 14218, 12612)
+    return _compared(Dataset("inshop", replace(train, queries=None), test))
 
 
 def _shop_list(path: Path) -> list[tuple[str, str, str]]:

@@ -5,11 +5,17 @@ from typing import Annotated, Literal
 
 from ..errors import check, check_least, check_most
 
-__all__ = ["DATASET_NAMES", "LARGEST_SIDE", "BatchSettings", "DataSettings"]
+__all__ = ["DATASET_NAMES", "LARGEST_SIDE", "WHOLE", "BatchSettings", "DataSettings"]
 
 
 DATASET_NAMES = ("cub", "cars", "sop", "inshop", "folder", "csv", "digits", "gaussians")  # of datasets.DATASETS
 LARGEST_SIDE = 16_384  # pixels
+WHOLE = {  # images of the official data sets: training and test, or training, queries and gallery
+    "cub": (5864, 5924),
+    "cars": (8054, 8131),
+    "sop": (59551, 60502),
+    "inshop": (25882, 14218, 12612),
+}
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLOTS", "plot_against", "plot_epochs"]
 
-SCATTERED = ("rows", "cost")  # figures of `scatter`
+SCATTERED = ("rows", "cost", "initialisation")  # figures of `scatter` and `initialisation`
 PLOTS: dict[str, dict[str, str]] = {
     "curves": {"loss": "training loss", "r1": "R@1 (%)"},
     "robust": {
@@ -91,11 +91,11 @@ def _curve(entry: Entry, column: str, phase: str) -> list[tuple[float, float]]:
     return [(epoch, value) for epoch, value in points if epoch is not None and value is not None]
 
 
-def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: str = "") -> Path:
+def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: str = "", label: str = "") -> Path:
     """Draw R@1 and ERS against a setting (Tian et al. 2024, figures 6 and 7), a line for each value of `series`.
 
     The axis is numeric if all values are numbers, otherwise categorical. Runs with equal settings are averaged, and a
-    bar spans their minimum and maximum. A single run has its interval instead.
+    bar spans their minimum and maximum. A single run has its interval instead. `label` is written at the axis.
     """
     out = writable(out)
     for setting in filter(None, (key, series)):
@@ -114,13 +114,18 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
         for place, group in enumerate(groups):
             own = [entry for entry in entries if not series or entry.setting(series) == group]
             _draw_series(axis, own, key, value, places, place)
-        axis.set(xlabel=key, ylabel=f"{column_of(entries, value).head} (%)", ylim=(0, max(1.08 * axis.dataLim.y1, 1)))
+        axis.set(
+            xlabel=label or key,
+            ylabel=f"{column_of(entries, value).head} (%)",
+            ylim=(0, max(1.08 * axis.dataLim.y1, 1)),
+        )
         if not numeric:
             slant: Any = {"rotation": 20, "ha": "right"} if len(values) <= 6 else {"rotation": 90}
             axis.set_xticks(range(len(values)), _labels(values), **slant)
             axis.margins(x=0.1)
-    labels = [f"{series} = {label}" for label in _labels(groups)] if series else []
-    names = [(_look(place), label) for place, label in enumerate(labels)]
+    own_names = series == "method"  # which say what they are
+    labels = [word if own_names else f"{series} = {word}" for word in _labels(groups)] if series else []
+    names = [(_look(place), word) for place, word in enumerate(labels)]
     return save_figure(figure, axes, names + _explained(entries), out)
 
 

@@ -18,8 +18,8 @@ from ..runs.folder import EXPORT
 from .collect import Entry, data_name
 from .compare import counts, judged
 from .figures import DPI, new_figure, plain_text, save_figure, writable
+from .initialisation import start_of
 from .marks import MARKERS, PALETTE, in_turn, overlap
-from .plots import SCATTERED
 from .tables import Estimate, plain
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
     return save_figure(figure, [left, right], _legend(shown, published), out, last, drawn(entries, cost=True))
 
 
-SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = dict(zip(SCATTERED, (plot_rows, plot_cost)))
+SCATTERS: dict[str, Callable[[Sequence[Entry], str | Path], Path]] = {"rows": plot_rows, "cost": plot_cost}
 """Figures of runs as points, by name."""
 
 
@@ -137,15 +137,11 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
 
 def _spent(entry: Entry, entries: Sequence[Entry]) -> float | None:
     """The image-steps of a run and of the runs in `entries` that it started from; None if one is missing."""
-    own, weights = number(entry.info.get("image_steps")), dig(entry.info, "model", "weights") or {}
-    source = str(weights.get("source"))
-    if own is None or Path(source).name != EXPORT:
+    own, source = number(entry.info.get("image_steps")), dig(entry.info, "model", "weights", "source")
+    if own is None or Path(str(source)).name != EXPORT:
         return own
-    others = [other for other in entries if other is not entry]
-    start = [other for other in others if other.info.get("export", "") == weights.get("sha256")]
-    # Older runs do not record their export: match by folder name.
-    start = start or [other for other in others if other.path.name == Path(source).parent.name]
-    before = _spent(start[0], others) if len(start) == 1 else None
+    start = start_of(entry, entries)
+    before = None if start is None else _spent(start, [other for other in entries if other is not entry])
     return None if before is None else own + before
 
 

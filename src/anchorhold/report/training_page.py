@@ -213,7 +213,9 @@ def _marks(run: Entry, panel: Panel) -> list[Mark]:
     if "features_r1" in panel.columns:
         before = number(dig(run.info, "start", "features_r1"))
         return [] if before is None else [Mark(LOST * before, f"lost below {LOST * before:.1f}")]
-    return [Mark(0.0, "collapse at 0")] if "collapseness" in panel.columns else []
+    attention = number(dig(run.info, "attention"))  # older runs do not say
+    said = "" if attention is None else f" (λ = {attention:g})"
+    return [Mark(0.0, f"collapse at 0{said}")] if "collapseness" in panel.columns else []
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from ..columns import pixel_fraction
 from ..config.build import to_dict
 from ..config.recipes import settings_from
+from ..data.settings import WHOLE
 from ..errors import AnchorholdError, SettingsError
 from ..perturb.settings import THREATS
 from ..runs.fields import dig
@@ -26,6 +27,7 @@ _JUDGED = {
     "defence": None,  # all of it
     "optimiser": None,
     "batch": None,
+    "data": ("resize", "crop", "crop_least", "interpolation", "proportions", "flip", "jitter"),
     "model": ("backbone", "dim", "freeze_batchnorm"),
     "train": ("epochs", "benign", "ema"),
 }
@@ -114,7 +116,7 @@ def plain_start_of(entry: R, entries: Sequence[R]) -> R | None:
     def settings(each: Repeat) -> tuple[object, ...]:
         model = dig(each.info, "settings", "model")
         rest = {key: value for key, value in model.items() if key != "weights"} if isinstance(model, Mapping) else None
-        judged = [dig(each.info, "settings", section) for section in _JUDGED if section not in ("model", "train")]
+        judged = [dig(each.info, "settings", section) for section in ("defence", "optimiser", "batch")]
         train = [dig(each.info, "settings", "train", key) for key in ("epochs", "benign", "ema", "seed")]
         return dig(each.info, "data"), judged, train, rest
 
@@ -148,7 +150,16 @@ def departures(entry: Repeat, row: Row) -> list[str]:
             # A setting newer than the run had its default then.
             if key in own and key in meant[section] and own[key] != meant[section][key]:
                 found.append(f"{section}.{key} {_shown(key, own[key])}, not {_shown(key, meant[section][key])}")
-    return found + _start(entry, row) + _audited(entry)
+    return found + _images(entry, row) + _start(entry, row) + _audited(entry)
+
+
+def _images(entry: Repeat, row: Row) -> list[str]:
+    """A part of the data set: less than 99 % of its training or test images."""
+    own, whole = dig(entry.info, "data", "images"), WHOLE.get(row.data, ())
+    if not isinstance(own, list) or len(own) != len(whole):
+        return []
+    pairs = zip(own, whole, ("training", "test"))
+    return [f"{n:,} of {all_:,} {part} images" for n, all_, part in pairs if isinstance(n, int) and n < 0.99 * all_]
 
 
 def _start(entry: Repeat, row: Row) -> list[str]:

@@ -12,7 +12,7 @@ __all__ = ["summary_of", "without_paths"]
 # Other entries, such as those of a newer version or of your own callbacks, stay at home.
 _KEPT = (
     *("schema", "settings", "row", "versions", "device", "commit", "data", "model", "ranks", "status", "reason"),
-    *("start", "final", "seconds", "image_steps", "weights"),
+    *("start", "final", "seconds", "image_steps", "weights", "attention"),
 )
 # A path from the root, home or a parent folder; not 8/255, hm/t6/cub or https://host/page.
 _PATH = re.compile(r"(?<![\w/.~@%+-])(?:~[\w.-]*|\.{1,2})?(?:/[^\s/'\"<>|:;,()\[\]{}]+)+/?")

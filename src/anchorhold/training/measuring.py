@@ -165,7 +165,9 @@ class _Trial:
         few = data.train.keep(_some(data.train, plan_batches(data.train.labels, settings.batch, key("batches", 0))[0]))
         # Compilation takes longer than the time that is given here.
         train = replace(settings.train, compile="off", canary_every=0, benign=0.0)
-        settings = replace(settings, train=train, data=replace(settings.data, store="resident"))
+        classes = min(settings.batch.classes, len(few.labels.unique()))  # a few images have fewer than a batch
+        batch = replace(settings.batch, classes=classes)
+        settings = replace(settings, train=train, batch=batch, data=replace(settings.data, store="resident"))
         nowhere = Run(Path(os.devnull) / "run", writes=False)
         sample = Dataset(data.name, few, few)
         self.trainer = Trainer(

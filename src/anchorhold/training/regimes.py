@@ -96,6 +96,10 @@ class Defending(Regime):
         with frozen(self.model) as embed, torch.no_grad(), precise():
             return embed(first)
 
+    def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
+        if at.step == 0:  # an older run that is resumed may have begun with another λ
+            run.update_json(attention=attention_of(self.settings))
+
     def signs(self) -> dict[str, float]:
         return signs_of_collapse(self.model, self.images, self.key("collapse"), attention_of(self.settings))
 

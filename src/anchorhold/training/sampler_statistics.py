@@ -62,8 +62,9 @@ def sampler_hardness(
         report: receives progress and messages; None is silent.
 
     Returns:
-        For each sampler (batches, 4): mean and variance of H, then C at λ = 10 in two forms. The first gives near
-        pairs the largest weight (Tian et al. 2024, eq. 5), the second far pairs, as the published code does.
+        For each sampler (batches, 7): mean and variance of H, then C at λ = 10 in two forms. The first gives near
+        pairs the largest weight (Tian et al. 2024, eq. 5), the second far pairs, as the published code does. Then
+        shares of the triplets: with the anchor as its own positive, with H < −γ, and with both.
     """
     check(batches >= 0, f"{argument('batches')} must be at least 0, got {batches}; 0 is one epoch")
     check(margin > 0, f"{argument('margin')} must be above 0, got {margin}")
@@ -80,7 +81,9 @@ def sampler_hardness(
                 anchor, *others = e[torch.stack([chosen.anchor, chosen.positive, chosen.negative])].double()
                 positive, negative = (euclidean(anchor, other) for other in others)
                 h, c = positive - negative, [collapseness(positive, negative, far=far) for far in (False, True)]
-                rows.append(torch.stack([h.mean(), h.var(correction=0), *c]).cpu())
+                itself, easy = chosen.positive == chosen.anchor, h < -settings.defence.margin
+                shares = [each.double().mean() for each in (itself, easy, itself & easy)]
+                rows.append(torch.stack([h.mean(), h.var(correction=0), *c, *shares]).cpu())
             advance(done, "")
     return {name: torch.stack(rows) for name, rows in found.items()}
 
@@ -100,7 +103,11 @@ def _plan(images: Images, settings: Settings, key: Key) -> list[Tensor]:
 
 
 def sampler_table(found: Mapping[str, Tensor]) -> Table:
-    """E[H], E[C] and two variances of H: of the batch means, as in the paper, and of the triplets in a batch."""
+    """E[H], E[C] and two variances of H: of the batch means, as in the paper, and of the triplets in a batch.
+
+    Then the share of triplets whose positive is the anchor itself: of all, and of those with H < −γ, which hardness
+    manipulation attacks first.
+    """
     columns = (
         Column("sampler", "sampler"),
         Column("mean", "E[H]", 4),
@@ -108,15 +115,23 @@ def sampler_table(found: Mapping[str, Tensor]) -> Table:
         Column("within", "Var[H] within a batch", 6),
         Column("c", "E[C]", 4),
         Column("c_coded", "E[C] as coded", 4),
+        Column("own", "p = a, %", 1),
+        Column("own_easy", "p = a, % of H < −γ", 1),
     )
     rows = tuple(
-        (name, mean, number(rows[:, 0].var().item()) if len(rows) > 1 else None, *others)
-        for name, rows, (mean, *others) in ((name, rows, rows.mean(0).tolist()) for name, rows in found.items())
+        (
+            *(name, mean, number(rows[:, 0].var().item()) if len(rows) > 1 else None, *others),
+            *(100 * own, 100 * both / easy if easy else None),
+        )
+        for name, rows, (mean, *others, own, easy, both) in (
+            (name, rows, rows.mean(0).tolist()) for name, rows in found.items()
+        )
     )
     many = len(next(iter(found.values())))
     of = f"{many:,} {'batches' if many > 1 else 'batch'}"
     notes = (
         f"H = d(a,p) − d(a,n) over {of}; the first variance is that of hm's table 1",
         "C is Tian et al. 2024's collapseness, λ = 10; as coded, far pairs weigh most",
+        "p = a: the anchor is its own positive; hm attacks triplets with H < −γ first",
     )
     return Table(columns, rows, notes)
