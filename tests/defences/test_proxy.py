@@ -153,6 +153,19 @@ def test_trades_adds_the_divergence_that_its_attack_raised(start: Any) -> None:
     assert found[4] > found[0] + 0.01 and seen["image_steps"] == 12 * 4  # also from a start where it is stationary
 
 
+@pytest.mark.parametrize("clean", [0.2, 0.5, 0.8])
+def test_the_clean_share_of_trades_is_a_share_of_the_loss(clean: float) -> None:
+    """As for min-max: the loss is proportional to c · clean + (1 − c) · divergence."""
+    seen: dict[str, float] = {}
+    step, _ = with_proxies(log=lambda name, value, weight=1.0: seen.update({name: float(value)}))
+    (plain,) = class_proxies(step, ProxySettings(form="natural", scale=6.0))
+    (found,) = class_proxies(step, ProxySettings(form="trades", scale=6.0, clean=clean, **ATTACK))
+    assert seen["divergence"] > 0.001
+    assert torch.allclose(clean * found, clean * plain + (1 - clean) * seen["divergence"], atol=1e-9)
+    (same,) = class_proxies(step, ProxySettings(form="trades", scale=6.0, beta=1 / clean - 1, **ATTACK))
+    assert torch.allclose(found, same, atol=1e-9)
+
+
 def test_trades_against_loops() -> None:
     step, proxies = with_proxies()
     seen: list[Tensor] = []
@@ -324,7 +337,9 @@ def test_a_loop_of_your_own_would_not_train_the_proxies() -> None:
         ({"loss": "proxy"}, "proxy-anchor"),
         ({"scale": 0.0}, "defence.scale"),
         ({"clean": 1.5}, "defence.clean"),
-        ({"clean": 0.4, "form": "trades"}, "defence.form = minmax"),
+        ({"clean": 0.4, "form": "natural"}, "defence.form = minmax or trades"),
+        ({"clean": 0.4, "form": "trades", "beta": 6.0}, "set defence.clean=0.143"),
+        ({"clean": 1.0, "form": "trades"}, "below 1"),
         ({"beta": 6.0}, "defence.form = trades"),
         ({"margin": 0.2}, "defence.loss = proxy-anchor"),
         ({"smoothing": 0.1, "loss": "proxy-anchor"}, "defence.loss = softmax"),

@@ -4,6 +4,8 @@
     minmax    c · L(x) + (1 − c) · L(x'),     x' maximises L                      (Madry et al. 2018)
     trades    L(x) + β · KL(p(x) ‖ p(x')),    x' maximises the divergence         (Zhang et al. 2019)
 
+c is `clean`. With trades it may replace β = (1 − c) / c: then the loss is c · L(x) + (1 − c) · KL, over c.
+
 p(x) = softmax(scale · cos(f(x), proxies)). L is −log p_y (the normalised softmax), or the Proxy-Anchor loss, which
 couples the images of a batch. Triplets collapse under min-max training; proxies hold the classes apart.
 

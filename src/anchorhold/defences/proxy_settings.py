@@ -47,8 +47,8 @@ class ProxySettings(Inner):
     smoothing: Annotated[float, "Label smoothing of the softmax, a share of the target."] = 0.0
     proxy_lr: Annotated[float, "Learning rate of the proxies."] = 1e-2
     warm: Annotated[float, "Share of the training over which ε grows from 0."] = 0.5
-    clean: Annotated[float, "Share of the loss on clean images, with form = minmax."] = 0.0
-    beta: Annotated[float, "Weight (β) of the divergence, with form = trades."] = 4.0
+    clean: Annotated[float, "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean."] = 0.0
+    beta: Annotated[float, "Weight (β) of the divergence, with form = trades and no defence.clean."] = 4.0
     beta_warm: Annotated[float, "Share of the training over which β grows from 0."] = 0.0
     awp: Annotated[float, "Size (γ) of the adversarial weight perturbation, such as 0.005; 0 is off."] = 0.0
     awp_from: Annotated[int, "Finished epochs after which weights are perturbed."] = 0
@@ -75,7 +75,6 @@ class ProxySettings(Inner):
     def _check_used(self) -> None:
         """Refuse settings that this form or loss does not read."""
         for name, field, word in (
-            ("clean", "form", "minmax"),
             ("beta", "form", "trades"),
             ("beta_warm", "form", "trades"),
             ("margin", "loss", "proxy-anchor"),
@@ -83,6 +82,17 @@ class ProxySettings(Inner):
         ):
             used = getattr(self, field) == word or getattr(self, name) == type(self).__dataclass_fields__[name].default
             check(used, f"defence.{name} is of defence.{field} = {word}: set that too, or leave it out")
+        check(
+            self.form != "natural" or not self.clean,
+            "defence.clean is of defence.form = minmax or trades: set that too, or leave it out",
+        )
+        if self.form == "trades" and self.clean:
+            check(self.clean < 1, "defence.clean must be below 1 with form = trades; at 1 set defence.form = natural")
+            check(
+                self.beta == type(self).beta,
+                f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
+                f"for β = {self.beta:g}",
+            )
         check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
 
     @property
@@ -110,4 +120,5 @@ class ProxySettings(Inner):
 
     def beta_at(self, progress: float) -> float:
         """β when this share of the training is done."""
-        return self.beta * grown(progress, self.beta_warm)
+        beta = (1 - self.clean) / self.clean if self.clean else self.beta
+        return beta * grown(progress, self.beta_warm)
