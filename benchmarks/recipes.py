@@ -48,7 +48,7 @@ def measured(name: str, seed: int, held_out: int, queries: int, epochs: int) -> 
     with tempfile.TemporaryDirectory() as place:
         begun = time.perf_counter()
         run = ah.fit(None, data, recipe, Path(place) / "run", overrides=changes, device="cpu")
-        seconds = time.perf_counter() - begun
+        seconds, row, info = time.perf_counter() - begun, run.metrics()[-1], run.read_json()
         found = ah.audit(
             ah.load(run.path),
             data,
@@ -63,7 +63,6 @@ def measured(name: str, seed: int, held_out: int, queries: int, epochs: int) -> 
     assert found.curve is not None
     r1 = {f"{eps:g}": round(value, 2) for eps, value in zip(found.curve["eps"], found.curve["lines"]["R@1"])}
     spans = found.curve["intervals"]["R@1"]
-    row = run.metrics()[-1]
     return {
         "recipe": recipe,
         "changes": {key: value for key, value in changes.items() if key != "train.seed"},
@@ -72,7 +71,7 @@ def measured(name: str, seed: int, held_out: int, queries: int, epochs: int) -> 
         "clean_all": round(row["r1"], 2),
         "queries": found.curve["queries"],
         "seconds": round(seconds, 1),
-        "image_steps": run.read_json()["image_steps"],
+        "image_steps": info["image_steps"],
     }
 
 
