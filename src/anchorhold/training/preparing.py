@@ -8,7 +8,7 @@ from torch import nn
 
 from ..config.build import to_dict
 from ..config.listing import set_by_user
-from ..config.recipes import nested, settings_from
+from ..config.recipes import nested, settings_from, usual_recipe
 from ..config.settings import Settings
 from ..data.adapters import dataset_from
 from ..data.splits import Dataset
@@ -50,7 +50,7 @@ class Prepared(NamedTuple):
 def prepared(
     model: nn.Module | None,
     data: Any,
-    recipe: str,
+    recipe: str | None,
     settings: Settings | None,
     overrides: Mapping[str, Any] | None,
     defence: Callable[..., Any] | str | None,
@@ -64,6 +64,7 @@ def prepared(
         overrides = _with_defence(overrides or {}, defence)
     note = ""
     if settings is None:
+        recipe = usual_recipe(nested(overrides or {}), defence) if recipe is None else recipe
         overrides = with_preparation(with_data(overrides or {}, data), data, model)
         settings = settings_from(recipe, overrides)
         if not row:  # the row of a paper keeps its batch
