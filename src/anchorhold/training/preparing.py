@@ -13,13 +13,15 @@ from ..config.settings import Settings
 from ..data.adapters import dataset_from
 from ..data.splits import Dataset
 from ..defences.own import name_of
-from ..defences.settings import Inner
+from ..defences.settings import Inner, ProxySettings
+from ..defences.teacher import teacher_of
 from ..errors import check
 from ..interface import worded
 from ..model.embedder import Embedder
 from ..model.encoders import preset_of
 from ..model.preprocessing import preprocessing_of
 from ..model.trainable import Trainable, trainable
+from ..model.wrap import fingerprint_of
 from ..perturb.settings import Threat, threat_of
 from ..pretraining.settings import DistilLogitsSettings
 from ..pretraining.soft_labels import with_logits
@@ -136,14 +138,17 @@ def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Se
 
 
 def completed(settings: Settings, model: nn.Module) -> tuple[Settings, str]:
-    """The settings of a new run with what only its model tells, and a note for the user; "" where there is none."""
+    """The settings of a new run with what only its models tell, and a note for the user; "" where there is none."""
+    if isinstance(settings.defence, ProxySettings) and settings.defence.teacher:
+        chosen, mark = settings.defence, fingerprint_of(teacher_of(settings.defence))
+        return replace(settings, defence=replace(chosen, teacher_hash=mark)), f"teacher: {chosen.teacher} ({mark})"
     if not isinstance(settings.defence, DistilLogitsSettings):
         return settings, ""
-    chosen = with_logits(settings.defence, model)
-    note = f"soft labels: {chosen.logits:,} logits of the classifier in the weights"
-    if not chosen.logits:
+    soft = with_logits(settings.defence, model)
+    note = f"soft labels: {soft.logits:,} logits of the classifier in the weights"
+    if not soft.logits:
         note = "soft labels: the weights have no classifier, so the softmax is of the pooled features"
-    return replace(settings, defence=chosen), note
+    return replace(settings, defence=soft), note
 
 
 def build_model(settings: Settings, data: Dataset) -> Embedder:
