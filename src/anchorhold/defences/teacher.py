@@ -36,7 +36,7 @@ def teacher_for(settings: ProxySettings, images: Tensor, like: Tensor) -> Embedd
     """The teacher on the device of the embeddings `like` (B, D) of `images`, if there is one; it must have length D."""
     if not settings.teacher:
         return None
-    teacher = teacher_of(settings, like.device)
+    teacher = teacher_of(settings, like.device).to(like.dtype)
     width = teacher(images).shape[1]
     check(
         width == like.shape[1],
