@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from anchorhold.config.build import build, to_dict
-from anchorhold.config.recipes import nested, parse_assignments, recipe_names, recipe_text, settings_from
+from anchorhold.config.recipes import nested, parse_assignments, recipe_names, recipe_text, settings_from, usual_recipe
 from anchorhold.config.settings import DEFENCE_SETTINGS, OptimiserSettings, TrainSettings
 from anchorhold.data.settings import BatchSettings, DataSettings
 from anchorhold.defences.settings import HardnessSettings
@@ -265,3 +265,13 @@ def test_one_cycle_is_that_of_torch() -> None:
 def test_a_length_grows_over_the_first_part() -> None:
     assert [grown(share, 0.5) for share in (0.0, 0.1, 0.5, 0.9)] == [0.0, 0.2, 1.0, 1.0]
     assert [grown(share, 0.0) for share in (0.0, 1.0)] == [1.0, 1.0]
+
+
+def test_the_usual_recipe_is_robust_and_leaves_pairs_to_a_defence_of_your_own() -> None:
+    s = settings_from(usual_recipe())
+    assert (s.defence_name, s.defence.form, s.defence.clean) == ("proxy", "trades", 0.2)
+    assert s.defence.beta_at(1.0) == pytest.approx(4) and s.defence.eps == 8 / 255 and s.batch.kind == "images"
+    assert settings_from("robust", {"defence.clean": 0.5}).defence.beta_at(1.0) == pytest.approx(1)
+    assert usual_recipe({"defence": {"name": "hm"}}) == usual_recipe({"defence": {"clean": 0.4}}) == "robust"
+    for own in (usual_recipe({"defence": {"name": "ideas:noise"}}), usual_recipe({}, print)):
+        assert settings_from(own).batch.kind == "pairs"

@@ -14,12 +14,13 @@ from torch import Tensor
 import anchorhold as ah
 from anchorhold import losses
 from anchorhold.config.recipes import settings_from
+from anchorhold.data.mixing import pasted
 from anchorhold.defences.natural import natural
 from anchorhold.defences.proxy import Proxies, class_proxies
 from anchorhold.defences.settings import NaturalSettings, ProxySettings
 from anchorhold.defences.step import Step
 from anchorhold.defences.weight_perturbation import with_perturbed_weights
-from anchorhold.errors import SettingsError
+from anchorhold.errors import ModelError, SettingsError
 from anchorhold.geometry import unit
 from anchorhold.random import Key
 from anchorhold.runs.folder import Run
@@ -151,6 +152,19 @@ def test_trades_adds_the_divergence_that_its_attack_raised(start: Any) -> None:
         (found[steps],) = class_proxies(step, settings)
         assert torch.allclose(found[steps], plain + 3 * seen["divergence"], atol=1e-10)
     assert found[4] > found[0] + 0.01 and seen["image_steps"] == 12 * 4  # also from a start where it is stationary
+
+
+@pytest.mark.parametrize("clean", [0.2, 0.5, 0.8])
+def test_the_clean_share_of_trades_is_a_share_of_the_loss(clean: float) -> None:
+    """As for min-max: the loss is proportional to c · clean + (1 − c) · divergence."""
+    seen: dict[str, float] = {}
+    step, _ = with_proxies(log=lambda name, value, weight=1.0: seen.update({name: float(value)}))
+    (plain,) = class_proxies(step, ProxySettings(form="natural", scale=6.0))
+    (found,) = class_proxies(step, ProxySettings(form="trades", scale=6.0, clean=clean, **ATTACK))
+    assert seen["divergence"] > 0.001
+    assert torch.allclose(clean * found, clean * plain + (1 - clean) * seen["divergence"], atol=1e-9)
+    (same,) = class_proxies(step, ProxySettings(form="trades", scale=6.0, beta=1 / clean - 1, **ATTACK))
+    assert torch.allclose(found, same, atol=1e-9)
 
 
 def test_trades_against_loops() -> None:
@@ -314,6 +328,122 @@ def test_a_loop_of_your_own_would_not_train_the_proxies() -> None:
         ah.adversary(model, torch.rand(4, 1, 8, 8), [0, 0, 1, 1], "proxy-minmax")
 
 
+# CutMix --------------------------------------------------------------------------------------------------------
+
+
+def test_cutmix_mixes_targets_by_the_area_that_is_kept() -> None:
+    step, proxies = with_proxies()
+    mixed, others, kept = pasted(step.batch.images, 1.0, step.key("cutmix"))
+    assert kept.min() < 0.6 and kept.max() > 0.9 and not torch.equal(mixed, step.batch.images)
+    (found,) = class_proxies(step, ProxySettings(form="natural", scale=5.0, smoothing=0.1, cutmix=1.0))
+    soft = F.one_hot(NUMBERS, 4) * kept.unsqueeze(1) + F.one_hot(NUMBERS[others], 4) * (1 - kept).unsqueeze(1)
+    logits = 5 * torch.tensor(cosines(step, proxies, mixed), dtype=torch.float64)
+    assert torch.allclose(found, F.cross_entropy(logits, soft, label_smoothing=0.1), atol=1e-10)
+
+
+def test_min_max_climbs_the_mixed_loss() -> None:
+    step, proxies = with_proxies()
+    mixed, others, kept = pasted(step.batch.images, 1.0, step.key("cutmix"))
+    soft = F.one_hot(NUMBERS, 4) * kept.unsqueeze(1) + F.one_hot(NUMBERS[others], 4) * (1 - kept).unsqueeze(1)
+
+    def of(e: Tensor) -> Tensor:
+        return F.cross_entropy(6 * F.normalize(e, dim=1) @ F.normalize(proxies.proxies, dim=1).T, soft)
+
+    step.batch = replace(step.batch, images=mixed)
+    moved = climbed(step, of, mixed)
+    raised = of(step.model(moved))
+    assert raised > of(step.model(mixed)) + 0.01
+    again, _ = with_proxies()
+    (found,) = class_proxies(again, ProxySettings(form="minmax", scale=6.0, cutmix=1.0, **ATTACK))
+    assert torch.allclose(found, raised, atol=1e-9)
+
+
+# Triplets ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["natural", "minmax", "trades"])
+def test_triplets_are_added_over_what_is_embedded(form: Any) -> None:
+    step, _ = with_proxies()
+    seen: list[Tensor] = []
+    step.embed = lambda images: seen.append(step.model(images)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    attack = {} if form == "natural" else ATTACK
+    (plain,) = class_proxies(step, ProxySettings(form=form, **attack))
+    (found,) = class_proxies(step, ProxySettings(form=form, triplets=0.7, triplet_margin=0.3, **attack))
+    parts = seen[-1].split(12)
+    assert len(parts) == (2 if form == "trades" else 1)
+    wanted = 0.0
+    for e in parts:
+        chosen = step.mine("softhard", e.detach(), 0.3, "triplets")
+        for a, p, n in zip(chosen.anchor.tolist(), chosen.positive.tolist(), chosen.negative.tolist()):
+            wanted += max(0.0, ((e[a] - e[p]).norm() - (e[a] - e[n]).norm()).item() + 0.3) / len(chosen) / len(parts)
+    assert wanted > 0.01 and found.item() == pytest.approx(plain.item() + 0.7 * wanted, abs=1e-6)
+
+
+def test_triplets_on_proxies_need_pairs() -> None:
+    step, _ = with_proxies(paired=False)
+    with pytest.raises(SettingsError, match="set batch"):
+        list(class_proxies(step, ProxySettings(form="natural", triplets=1.0)))
+
+
+# A teacher -----------------------------------------------------------------------------------------------------
+
+
+def taught(**changes: Any) -> tuple[Step, ah.Embedder]:
+    step, proxies = with_proxies(**changes)
+    teacher = ah.Embedder("small", 16, channels=1, size=8, seed=5).double().eval().requires_grad_(False)
+    proxies._teacher = (teacher,)
+    return step, teacher
+
+
+@pytest.mark.parametrize("form", ["natural", "minmax", "trades"])
+def test_the_multiplier_rises_by_the_gap_beyond_the_drift_and_falls_to_zero(form: Any) -> None:
+    step, teacher = taught()
+    attack: dict[str, Any] = {} if form == "natural" else ATTACK
+    own, others = step.model(step.batch.images), teacher(step.batch.images)
+    gap = 1 - (own * others).sum(1).mean()  # of unit vectors
+    (plain,) = class_proxies(with_proxies()[0], ProxySettings(form=form, **attack))
+    settings = ProxySettings(form=form, teacher="x", drift=0.05, drift_rate=0.5, **attack)
+    multiplier = 1.0
+    for _ in range(3):
+        (found,) = class_proxies(step, settings)
+        assert found.item() == pytest.approx((plain + multiplier * (gap - 0.05)).item(), abs=1e-9)
+        multiplier += 0.5 * (gap.item() - 0.05)
+        assert step.state["drift_multiplier"].item() == pytest.approx(multiplier, abs=1e-9)
+    for _ in range(99):
+        list(class_proxies(step, replace(settings, drift=2.0)))
+    assert step.state["drift_multiplier"] == 0
+    (found,) = class_proxies(step, settings)
+    assert found.item() == pytest.approx(plain.item(), abs=1e-9)
+
+
+def test_a_pass_that_perturbs_weights_does_not_count_for_the_multiplier() -> None:
+    seen: dict[str, float] = {}
+    step, _ = taught(log=lambda name, value, weight=1.0: seen.update({name: float(value)}))
+    list(class_proxies(step, ProxySettings(form="natural", teacher="x", awp=0.05)))
+    assert step.state["drift_multiplier"].item() == pytest.approx(1 + 0.1 * (seen["drift"] - 0.1), abs=1e-9)
+
+
+@pytest.mark.medium
+def test_a_teacher_keeps_a_student_near_and_is_recorded(digits: ah.Dataset, tmp_path: Path) -> None:
+    first = ah.fit(None, digits, "proxy", tmp_path / "first", overrides=QUICK, device="cpu")
+    gaps = {}
+    for name, more in (("free", {"drift_rate": 0.0, "drift": 0.0}), ("held", {"drift_rate": 20.0, "drift": 0.0})):
+        changes = {**QUICK, "defence": {"teacher": str(first.path), **more}, "optimiser": {"lr": 0.01}}
+        run = ah.fit(ah.load(first.path), digits, "robust", tmp_path / name, overrides=changes, device="cpu")
+        gaps[name] = run.metrics()[-1]["drift"]
+        assert run.read_json()["settings"]["defence"]["teacher_hash"] == first.read_json()["weights"]
+        assert not any("teacher" in key for key in tensors(run))
+    assert gaps["held"] < 0.7 * gaps["free"]
+    other = {**QUICK, "model": {"dim": 4}, "defence": {"teacher": str(first.path)}}
+    with pytest.raises(SettingsError, match=r"embeddings of 8, and the model of 4: set model\.dim=8"):
+        ah.fit(None, digits, "robust", tmp_path / "narrow", overrides=other, device="cpu")
+    changes = {**QUICK, "train": {"seed": 4, "epochs": 1}}
+    ah.fit(None, digits, "proxy", first.path, overrides=changes, device="cpu", replace_run=True)
+    run.update_json(status="interrupted")
+    with pytest.raises(ModelError, match="is not the teacher that this run began with"):
+        ah.resume(run.path, data=digits, device="cpu")
+
+
 # Settings ----------------------------------------------------------------------------------------------------
 
 
@@ -324,7 +454,9 @@ def test_a_loop_of_your_own_would_not_train_the_proxies() -> None:
         ({"loss": "proxy"}, "proxy-anchor"),
         ({"scale": 0.0}, "defence.scale"),
         ({"clean": 1.5}, "defence.clean"),
-        ({"clean": 0.4, "form": "trades"}, "defence.form = minmax"),
+        ({"clean": 0.4, "form": "natural"}, "defence.form = minmax or trades"),
+        ({"clean": 0.4, "form": "trades", "beta": 6.0}, "set defence.clean=0.143"),
+        ({"clean": 1.0, "form": "trades"}, "below 1"),
         ({"beta": 6.0}, "defence.form = trades"),
         ({"margin": 0.2}, "defence.loss = proxy-anchor"),
         ({"smoothing": 0.1, "loss": "proxy-anchor"}, "defence.loss = softmax"),
@@ -333,6 +465,12 @@ def test_a_loop_of_your_own_would_not_train_the_proxies() -> None:
         ({"awp": -1.0}, "defence.awp"),
         ({"awp_from": 3}, "set defence.awp too"),
         ({"proxy_lr": 0.0}, "defence.proxy_lr"),
+        ({"cutmix": 0.5, "loss": "proxy-anchor"}, "defence.loss = softmax"),
+        ({"cutmix": 1.5}, "defence.cutmix"),
+        ({"sampler": "random"}, "defence.triplets: set that too"),
+        ({"triplets": 1.0, "sampler": "rnadom"}, "did you mean random"),
+        ({"triplets": -1.0}, "defence.triplets"),
+        ({"drift": 0.2}, "defence.teacher: set that too"),
     ],
 )
 def test_settings_without_effect_or_sense_are_refused(changes: dict[str, Any], told: str) -> None:

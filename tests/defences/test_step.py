@@ -185,6 +185,25 @@ def test_the_mean_is_the_sum_of_all_steps(digits: ah.Dataset) -> None:
     assert torch.equal(net.weight, own)
 
 
+def test_the_mean_of_late_weights_is_plain_and_can_be_resumed() -> None:
+    net = torch.nn.Linear(3, 2)
+    mean, seen = Average(net, 0.0, 0.5), []
+    for step in range(10):
+        with torch.no_grad():
+            net.weight += Key.of(step).normal(torch.arange(2), (3,))
+        mean.update(step / 10)
+        seen.append(net.weight.detach().clone())
+        late = seen[5:] or seen[-1:]  # until half of the training: the weights themselves
+        assert torch.allclose(mean.tensors["weight"], torch.stack(late).mean(0), atol=1e-6)
+        if step == 6:
+            again = Average(net, 0.0, 0.5)
+            again.tensors |= {name: tensor.clone() for name, tensor in mean.tensors.items()}
+            mean = again
+    with mean.lent():
+        assert torch.allclose(net.weight, torch.stack(seen[5:]).mean(0), atol=1e-6)
+    assert torch.equal(net.weight, seen[-1])
+
+
 @pytest.mark.slow
 def test_the_mean_is_what_is_exported(digits: ah.Dataset, tmp_path: Path) -> None:
     whole = fit(digits, tmp_path / "whole", train={"ema": 0.9})

@@ -27,7 +27,7 @@ RECIPES = (
     "few",
     "proxies",
 )
-RECIPES += ("proxy-minmax", "proxy-trades", "distil-logits")
+RECIPES += ("proxy-minmax", "proxy-trades", "robust", "distil-logits")
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
@@ -63,6 +63,12 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
         overrides |= {"defence": defence, "batch": {"images": 32}}
     if recipe == "distil-logits":
         overrides |= {"batch": {"images": 32}}
+    if recipe == "robust":  # with triplets, two classes in an image, and a teacher
+        out.parent.mkdir(parents=True, exist_ok=True)
+        teacher = out.with_suffix(f".{os.environ.get('RANK', '0')}.safetensors")
+        ah.Embedder("small", 16, channels=1, size=(8, 8), seed=7).save(teacher)
+        defence = {"steps": 2, "cutmix": 0.5, "triplets": 0.5, "teacher": str(teacher), "drift": 0.01}
+        overrides |= {"defence": defence, "batch": {"kind": "pairs", "pairs": 32, "mining_pairs": 16}}
     if recipe == "proxy-trades":
         overrides |= {"defence": {"steps": 2}, "batch": {"images": 32}, "optimiser": {"weight_decay": 0.1}}
     named = {"few": "natural", "proxies": "madry"}.get(recipe, recipe)

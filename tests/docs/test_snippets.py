@@ -21,7 +21,7 @@ from PIL import Image
 
 import anchorhold as ah
 from anchorhold.cli.main import app, main
-from anchorhold.config.recipes import parse_assignments, settings_from
+from anchorhold.config.recipes import parse_assignments, settings_from, usual_recipe
 from tests.docs.pages import LANGUAGES, PAGES, README, ROOT, Block, blocks_of, called, commands_of, words_of
 from tests.docs.shortened import shortened
 
@@ -84,7 +84,7 @@ def check_command(command: str) -> None:
         context = parsed(words[1:])
     if context.info_name == "train" and "--set" in words:
         changes = parse_assignments(after for before, after in pairwise(words) if before == "--set")
-        recipe = next((after for before, after in pairwise(words) if before == "--recipe"), "hm-lga")
+        recipe = next((after for before, after in pairwise(words) if before == "--recipe"), usual_recipe(changes))
         if not recipe.endswith(".toml") and ":" not in " ".join(words):
             data = words[words.index("train") + 1]
             known = {"data": {"name": data}} if re.fullmatch(r"[a-z]+", data) else {}

@@ -293,14 +293,14 @@ def test_dry_run_prints_it_and_writes_nothing(tmp_path: Path, capsys: Any, monke
     lines = {line.split()[0]: line for line in text.splitlines()}
     assert code == 0, err
     assert "80 training images of 4 classes, 40 test images" in lines["data"]
-    assert "16 images, 10 steps an epoch" in lines["batch"]
-    assert "2 epochs, 20 optimiser steps, up to 192 image-steps" in lines["training"]
-    assert "time" in lines and "memory" in lines and "batch.pairs = 8" in lines["note"]
+    assert "16 images, 5 steps an epoch" in lines["batch"]
+    assert "2 epochs, 10 optimiser steps, up to 80 image-steps" in lines["training"]
+    assert "time" in lines and "memory" in lines and "batch.images = 16" in lines["note"]
     assert everything_below(tmp_path) == files
     code, text, _ = run(
-        capsys, monkeypatch, "train", "photos", *sets, "--set", "batch.pairs=90", "--dry-run", "--device", "cpu"
+        capsys, monkeypatch, "train", "photos", *sets, "--set", "batch.images=90", "--dry-run", "--device", "cpu"
     )
-    assert code == 0 and "1 step an epoch" in text and "batch.pairs=8" in text
+    assert code == 0 and "1 step an epoch" in text and "batch.images=16" in text
     monkeypatch.delenv("ANCHORHOLD_DEBUG", raising=False)
     for words, message in (
         (["train", "missing", "--dry-run"], "no data set or folder 'missing'"),

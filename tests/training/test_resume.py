@@ -69,8 +69,11 @@ class Case:
         return {name: {**quick.get(name, {}), **self.sections.get(name, {})} for name in {*quick, *self.sections}}
 
     def fit(self, data: ah.Dataset, out: Path) -> Run:
-        model = self.model() if self.model else None
-        return ah.fit(model, data, self.recipe, out, overrides=self.overrides(), device="cpu")
+        model, overrides = self.model() if self.model else None, self.overrides()
+        if "teacher" in overrides["defence"]:  # a run folder beside this one
+            overrides["defence"]["teacher"] = str(out.parent / "teacher.safetensors")
+            ah.Embedder("small", 8, channels=1, size=6, seed=7).save(out.parent / "teacher.safetensors")
+        return ah.fit(model, data, self.recipe, out, overrides=overrides, device="cpu")
 
 
 def live() -> ah.Embedder:
@@ -86,6 +89,7 @@ ONE_CYCLE: dict[str, Any] = {
     "data": {"crop": 6, "crop_least": 0.6, "jitter": 0.3},
 }
 AWP: dict[str, Any] = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
+TAUGHT: dict[str, Any] = {"steps": 2, "cutmix": 0.5, "triplets": 0.5, "teacher": "TEACHER", "drift": 0.01}
 
 CASES = {
     "natural": Case("natural"),
@@ -95,6 +99,8 @@ CASES = {
     "proxy min-max": Case("proxy-minmax", {"defence": AWP, "train": {"ema": 0.9}, **ONE_CYCLE}),
     "proxy trades": Case("proxy-trades", {"defence": {"loss": "proxy-anchor", "beta_warm": 0.9, "steps": 2}}),
     "proxy live": Case("proxy-minmax", {"defence": {"awp": 0.01, "steps": 2}}, model=live),
+    "robust": Case("robust", {"defence": TAUGHT, "batch": {"kind": "pairs", "pairs": 32}, **ONE_CYCLE}),
+    "mean of late weights": Case("proxy", {"train": {"mean_from": 0.3}}),
     "mean of the weights": Case("natural", {"train": {"ema": 0.9}}),
     "hardness": Case("hm-lga"),
     "hardness boosted": Case("hm-lga", {"defence": BOOSTED}),

@@ -167,7 +167,9 @@ def sweep(
     vary: Annotated[list[str], typer.Option(metavar="KEY=A,B,...", help="A setting and its values; repeatable")],
     out: Annotated[Path, typer.Option(help="Output folder; give the same one to resume")],
     root: Root = None,
-    recipe: Annotated[str, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file")] = "hm-lga",
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: robust")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="A module of your own for every run, module:function")] = None,
     mean: Mean = "",
     std: Std = "",
@@ -181,7 +183,7 @@ def sweep(
     device: Device = "auto",
 ) -> None:
     """Train and audit one run for every value of a setting, then compare them in a table and a figure."""
-    from ..config.recipes import parse_assignments
+    from ..config.recipes import parse_assignments, usual_recipe
     from ..console import Console
     from ..data.datasets import dataset
     from ..errors import check
@@ -191,6 +193,7 @@ def sweep(
     check(model is not None or not (mean or std or size), "--mean, --std and --size are for --model: leave them out")
     changes, images = _with_own_data(_put_data(parse_assignments(set_), data, root))
     varied = parse_vary(vary)
+    recipe = recipe or usual_recipe(changes)
     settings = points(recipe, varied, changes)[0].settings
     found = run_sweep(
         images or dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out),

@@ -62,7 +62,7 @@ def train(
     ],
     root: Annotated[Path | None, typer.Option(help="Folder of the data set")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: hm-lga")
+        str | None, typer.Option(help="A recipe from `anchorhold recipes`, or a TOML file; default: robust")
     ] = None,
     row: Annotated[
         str | None, typer.Option(help="Reproduce a published result; `anchorhold recipes rows` lists their names")
@@ -94,7 +94,7 @@ def train(
 
     Your folder needs one folder of images for each class. Settings, metrics and weights go into a run folder.
     """
-    from ..config.recipes import parse_assignments, settings_from
+    from ..config.recipes import parse_assignments, settings_from, usual_recipe
     from ..console import Console
     from ..data.datasets import dataset
     from ..errors import check
@@ -114,7 +114,7 @@ def train(
     _put(changes, "data", "on_bad_image", on_bad_image)
     _put(changes, "model", "weights", "" if weights == "none" else weights)
     changes, images = _with_own_data(_put_data(changes, data, root))
-    by = published.recipe if published else recipe or "hm-lga"
+    by = published.recipe if published else recipe or usual_recipe(changes)
     settings = settings_from(by, changes)
     if published is not None:
         check_row(published, settings)

@@ -31,7 +31,11 @@ __all__ = [
     "recipe_text",
     "settings_from",
     "toml",
+    "usual_recipe",
 ]
+
+USUAL = "robust"
+PAIRED = "hm-lga"  # whose batches are pairs of a class, as most defences of your own need them
 
 
 # Recipes ---------------------------------------------------------------------------------------------------
@@ -41,6 +45,17 @@ def recipe_names() -> list[str]:
     """The names of the built-in recipes."""
     files = resources.files("anchorhold").joinpath("config", "toml").iterdir()
     return sorted(f.name.removesuffix(".toml") for f in files if f.name.endswith(".toml"))
+
+
+def usual_recipe(overrides: Mapping[str, Any] | None = None, defence: object = None) -> str:
+    """The recipe of a training that names none; a `defence` of your own may also be in `overrides`, which are nested.
+
+    >>> usual_recipe(), usual_recipe({"defence": {"name": "ideas:noise"}})
+    ('robust', 'hm-lga')
+    """
+    section = (overrides or {}).get("defence", {})
+    own = defence is not None or (isinstance(section, Mapping) and is_code(str(section.get("name", ""))))
+    return PAIRED if own else USUAL
 
 
 def recipe_text(name: str) -> str:

@@ -65,6 +65,9 @@ class TrainSettings:
     attack_queries: Annotated[int, "Queries that evaluations attack; 0 is all."] = 500
     benign: Annotated[float, "Share of the batches that stay unperturbed."] = 0.0
     ema: Annotated[float, "Decay of a mean of the weights, which is evaluated and exported instead; 0 is off."] = 0.0
+    mean_from: Annotated[
+        float, "Above 0, the plain mean of the weights from this share of the training on; instead of train.ema."
+    ] = 0.0
     checkpoint_seconds: Annotated[float, "Seconds between checkpoints."] = 60.0
     on_collapse: Annotated[Literal["stop", "warn"], "What to do when all embeddings become alike."] = "stop"
     collapse_warmup: Annotated[int, "Epochs before the check for collapse begins."] = 2
@@ -81,6 +84,8 @@ class TrainSettings:
         check(self.attack in words, f"train.attack {self.attack!r}; {nearest(str(self.attack), words)}")
         check(self.benign <= 1, f"train.benign is a share of the batches, between 0 and 1, got {self.benign}")
         check(self.ema < 1, f"train.ema is a decay below 1, such as 0.999, got {self.ema}")
+        check(0 <= self.mean_from < 1, f"train.mean_from is a share below 1, such as 0.5, got {self.mean_from}")
+        check(not (self.ema and self.mean_from), "train.ema and train.mean_from are two means: leave one of them out")
         check_most("train", self, epochs=10**6, evaluate_every=10**6, collapse_warmup=10**6, checkpoint_seconds=10**9)
         check_most("train", self, attack_eps=1, attack_steps=10**4, attack_queries=10**7, canary_every=10**9)
         check(self.seed < 2**63, f"train.seed must be below 2**63, got {self.seed}")

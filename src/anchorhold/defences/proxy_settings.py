@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from ..errors import check, nearest
 from ..perturb.settings import Budget
 from ..schedules import grown
+from .choices import SAMPLER_NAMES
 from .inner import Inner
 
 __all__ = ["ProxySettings"]
@@ -47,9 +48,17 @@ class ProxySettings(Inner):
     smoothing: Annotated[float, "Label smoothing of the softmax, a share of the target."] = 0.0
     proxy_lr: Annotated[float, "Learning rate of the proxies."] = 1e-2
     warm: Annotated[float, "Share of the training over which ε grows from 0."] = 0.5
-    clean: Annotated[float, "Share of the loss on clean images, with form = minmax."] = 0.0
-    beta: Annotated[float, "Weight (β) of the divergence, with form = trades."] = 4.0
+    clean: Annotated[float, "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean."] = 0.0
+    beta: Annotated[float, "Weight (β) of the divergence, with form = trades and no defence.clean."] = 4.0
     beta_warm: Annotated[float, "Share of the training over which β grows from 0."] = 0.0
+    cutmix: Annotated[float, "Share of the images with a rectangle of another one in them, in training."] = 0.0
+    triplets: Annotated[float, "Weight of a triplet loss beside the proxies; its batches are pairs or classes."] = 0.0
+    triplet_margin: Annotated[float, "Margin (γ) of that triplet loss."] = 0.2
+    sampler: Annotated[str, "How its triplets are drawn from a batch.", SAMPLER_NAMES] = "softhard"
+    teacher: Annotated[str, "A run folder or model: clean embeddings are held near those of this frozen teacher."] = ""
+    drift: Annotated[float, "How far clean embeddings may be from the teacher's: the mean of 1 − cos."] = 0.1
+    drift_rate: Annotated[float, "How fast the weight of that constraint grows while they are farther."] = 0.1
+    teacher_hash: Annotated[str, "Fingerprint of the teacher's weights, filled in."] = ""
     awp: Annotated[float, "Size (γ) of the adversarial weight perturbation, such as 0.005; 0 is off."] = 0.0
     awp_from: Annotated[int, "Finished epochs after which weights are perturbed."] = 0
 
@@ -60,12 +69,13 @@ class ProxySettings(Inner):
             check(word in words, f"no defence.{name} {word!r}; {nearest(str(word), words)}")
         check(self.scale > 0, f"defence.scale must be above 0, got {self.scale}")
         check(self.proxy_lr > 0, f"defence.proxy_lr must be above 0, got {self.proxy_lr}")
-        for name in ("margin", "beta", "awp", "awp_from"):
+        for name in ("margin", "beta", "awp", "awp_from", "triplets", "triplet_margin", "drift", "drift_rate"):
             check(getattr(self, name) >= 0, f"defence.{name} must not be negative, got {getattr(self, name)}")
-        for name in ("warm", "clean", "beta_warm"):
+        for name in ("warm", "clean", "beta_warm", "cutmix"):
             share = getattr(self, name)
             check(0 <= share <= 1, f"defence.{name} is a share between 0 and 1, got {share}")
         check(0 <= self.smoothing < 1, f"defence.smoothing is a share below 1, got {self.smoothing}")
+        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
         self._check_used()
 
     @property
@@ -75,14 +85,29 @@ class ProxySettings(Inner):
     def _check_used(self) -> None:
         """Refuse settings that this form or loss does not read."""
         for name, field, word in (
-            ("clean", "form", "minmax"),
             ("beta", "form", "trades"),
             ("beta_warm", "form", "trades"),
             ("margin", "loss", "proxy-anchor"),
             ("smoothing", "loss", "softmax"),
+            ("cutmix", "loss", "softmax"),  # Proxy-Anchor has no soft targets
         ):
             used = getattr(self, field) == word or getattr(self, name) == type(self).__dataclass_fields__[name].default
             check(used, f"defence.{name} is of defence.{field} = {word}: set that too, or leave it out")
+        check(
+            self.form != "natural" or not self.clean,
+            "defence.clean is of defence.form = minmax or trades: set that too, or leave it out",
+        )
+        if self.form == "trades" and self.clean:
+            check(self.clean < 1, "defence.clean must be below 1 with form = trades; at 1 set defence.form = natural")
+            check(
+                self.beta == type(self).beta,
+                f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
+                f"for β = {self.beta:g}",
+            )
+        for owner, names in (("triplets", ("triplet_margin", "sampler")), ("teacher", ("drift", "drift_rate"))):
+            for name in names:
+                used = getattr(self, owner) or getattr(self, name) == getattr(type(self), name)
+                check(bool(used), f"defence.{name} is of defence.{owner}: set that too, or leave it out")
         check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
 
     @property
@@ -110,4 +135,5 @@ class ProxySettings(Inner):
 
     def beta_at(self, progress: float) -> float:
         """β when this share of the training is done."""
-        return self.beta * grown(progress, self.beta_warm)
+        beta = (1 - self.clean) / self.clean if self.clean else self.beta
+        return beta * grown(progress, self.beta_warm)

@@ -8,6 +8,7 @@ written, so there is nothing to restore, and the optimiser steps from where they
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,9 @@ def with_perturbed_weights(step: Step, loss: Callable[[Step], Tensor], gamma: fl
         return step
     # This pass must not count in the running statistics of BatchNorm.
     aside: dict[str, Tensor] = {name: b.clone() for name, b in step.model.named_buffers()}
-    trial = replace(step, model=_Replaced(step.model, aside), graphed=None, log=lambda name, value, weight=1.0: None)
+    # Nor in what the defence remembers, or in the logs.
+    apart: dict[str, Any] = {"graphed": None, "state": dict(step.state), "log": lambda name, value, weight=1.0: None}
+    trial = replace(step, model=_Replaced(step.model, aside), **apart)
     gradients = torch.autograd.grad(loss(trial), list(weights.values()), allow_unused=True)
     step.ranks.summed(gradients)
     moved = {

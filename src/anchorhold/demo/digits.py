@@ -31,7 +31,7 @@ __all__ = ["EPSILONS", "run_demo", "table", "write_pages"]
 
 EPSILONS = (0.03, 0.06, 0.1, 0.5)  # at the last one any working attack reduces R@1 to 0
 STEPS, RESTARTS = 40, 2
-RECIPES = {"natural": "natural", "robust": "hm-lga"}
+RECIPES = {"natural": "natural", "robust": "robust"}
 
 
 def attack_budget(eps: float) -> Budget:

@@ -9,8 +9,14 @@ from torch import Tensor, nn
 __all__ = ["Average"]
 
 
+COUNT = "count"  # beside the tensors of the mean in a checkpoint
+
+
 class Average:
-    """θ̄ ← decay·θ̄ + (1 − decay)·θ after each optimiser step; decay 0 turns it off at no cost.
+    """A mean of the weights over optimiser steps, of one of two kinds; with decay 0 and share 0 it costs nothing.
+
+    With a decay: θ̄ ← decay·θ̄ + (1 − decay)·θ after each step. With a share: the plain mean of all θ after that share
+    of the training (as stochastic weight averaging has it, Izmailov et al. 2018), and θ itself before.
 
     >>> net = nn.Linear(1, 1, bias=False)
     >>> _ = nn.init.zeros_(net.weight)
@@ -22,19 +28,27 @@ class Average:
     0.25
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.decay = decay
+    def __init__(self, model: nn.Module, decay: float, share: float = 0.0) -> None:
+        self.decay, self.share = decay, share
         # Includes the statistics of live BatchNorm; the mean of a constant buffer is the buffer itself.
         tensors = [(name, p.detach()) for name, p in model.named_parameters() if p.requires_grad]
         tensors += [(name, b) for name, b in model.named_buffers() if b.is_floating_point()]
-        self._own = dict(tensors) if decay else {}
+        self._own = dict(tensors) if decay or share else {}
         self.tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in self._own.items()}
+        if share:
+            self.tensors[COUNT] = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Update the mean with the current weights."""
-        if self.decay:
-            torch._foreach_lerp_(list(self.tensors.values()), list(self._own.values()), 1 - self.decay)
+    def update(self, progress: float = 1.0) -> None:
+        """Update the mean with the current weights; `progress` is the finished share of the training."""
+        if not self._own:
+            return
+        weight = 1 - self.decay
+        if self.share:
+            # On the CPU, so that no step waits for the GPU; a resumed run finds it on the device.
+            self.tensors[COUNT] = self.tensors[COUNT].cpu() + float(progress >= self.share)
+            weight = 1 / max(1.0, float(self.tensors[COUNT]))
+        torch._foreach_lerp_([self.tensors[name] for name in self._own], list(self._own.values()), weight)
 
     @contextmanager
     def lent(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ SECONDS = 10.0
 def estimate(
     model: nn.Module | None,
     data: Any,
-    recipe: str = "hm-lga",
+    recipe: str | None = None,
     *,
     settings: Settings | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -44,7 +44,7 @@ def estimate(
     Args:
         model: as in `fit`; None builds the one that the settings describe. It is left as it was.
         data: as in `fit`.
-        recipe: the name of a recipe, or a TOML file.
+        recipe: as in `fit`.
         settings: the whole settings, instead of recipe and overrides.
         overrides: changes to the recipe, such as {"train.epochs": 3}.
         defence: your own, as in `fit`.

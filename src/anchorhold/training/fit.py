@@ -50,7 +50,7 @@ __all__ = ["fit", "resume"]
 def fit(
     model: nn.Module | None,
     data: Any,
-    recipe: str = "hm-lga",
+    recipe: str | None = None,
     out: str | Path = "",
     *,
     settings: Settings | None = None,
@@ -70,7 +70,7 @@ def fit(
             vectors will do, `ah.wrap(module, mean=…, std=…, size=…)` where images have to be prepared for it.
         data: from `ah.dataset`, or what that takes first: a name, a folder, a CSV, `module:function`. Or images in
             memory: (images, labels), a torch Dataset or DataLoader, a Hugging Face split, {"train": …, "test": …}.
-        recipe: the name of a recipe, or a TOML file.
+        recipe: the name of a recipe, or a TOML file. By default robust; with a defence of yours hm-lga.
         out: the run folder; by default a new one in runs/, named after data, recipe and seed.
         settings: the whole settings, instead of recipe and overrides.
         overrides: changes to the recipe, such as {"train": {"epochs": 3}} or {"train.epochs": 3}. A loss, miner,

@@ -112,7 +112,7 @@ def train_step(trainer: Trainer, batch: Batch) -> None:
         trainer.ranks.summed(p.grad for group in optimiser.param_groups for p in group["params"])
         optimiser.step()
         trainer.ranks.same(trainer.buffers)
-        trainer.average.update()
+        trainer.average.update(step.progress)
         trainer.finite &= torch.isfinite(loss.detach())
         trainer.meters.add("loss", loss.detach())
         del loss  # frees its graph: a CUDA graph of the next pass cannot be captured while it exists

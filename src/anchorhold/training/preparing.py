@@ -8,18 +8,20 @@ from torch import nn
 
 from ..config.build import to_dict
 from ..config.listing import set_by_user
-from ..config.recipes import nested, settings_from
+from ..config.recipes import nested, settings_from, usual_recipe
 from ..config.settings import Settings
 from ..data.adapters import dataset_from
 from ..data.splits import Dataset
 from ..defences.own import name_of
-from ..defences.settings import Inner
+from ..defences.settings import Inner, ProxySettings
+from ..defences.teacher import teacher_of
 from ..errors import check
 from ..interface import worded
 from ..model.embedder import Embedder
 from ..model.encoders import preset_of
 from ..model.preprocessing import preprocessing_of
 from ..model.trainable import Trainable, trainable
+from ..model.wrap import fingerprint_of
 from ..perturb.settings import Threat, threat_of
 from ..pretraining.settings import DistilLogitsSettings
 from ..pretraining.soft_labels import with_logits
@@ -50,7 +52,7 @@ class Prepared(NamedTuple):
 def prepared(
     model: nn.Module | None,
     data: Any,
-    recipe: str,
+    recipe: str | None,
     settings: Settings | None,
     overrides: Mapping[str, Any] | None,
     defence: Callable[..., Any] | str | None,
@@ -64,6 +66,7 @@ def prepared(
         overrides = _with_defence(overrides or {}, defence)
     note = ""
     if settings is None:
+        recipe = usual_recipe(nested(overrides or {}), defence) if recipe is None else recipe
         overrides = with_preparation(with_data(overrides or {}, data), data, model)
         settings = settings_from(recipe, overrides)
         if not row:  # the row of a paper keeps its batch
@@ -135,14 +138,17 @@ def settings_for(model: Embedder | Trainable | None, data: Dataset, settings: Se
 
 
 def completed(settings: Settings, model: nn.Module) -> tuple[Settings, str]:
-    """The settings of a new run with what only its model tells, and a note for the user; "" where there is none."""
+    """The settings of a new run with what only its models tell, and a note for the user; "" where there is none."""
+    if isinstance(settings.defence, ProxySettings) and settings.defence.teacher:
+        chosen, mark = settings.defence, fingerprint_of(teacher_of(settings.defence))
+        return replace(settings, defence=replace(chosen, teacher_hash=mark)), f"teacher: {chosen.teacher} ({mark})"
     if not isinstance(settings.defence, DistilLogitsSettings):
         return settings, ""
-    chosen = with_logits(settings.defence, model)
-    note = f"soft labels: {chosen.logits:,} logits of the classifier in the weights"
-    if not chosen.logits:
+    soft = with_logits(settings.defence, model)
+    note = f"soft labels: {soft.logits:,} logits of the classifier in the weights"
+    if not soft.logits:
         note = "soft labels: the weights have no classifier, so the softmax is of the pooled features"
-    return replace(settings, defence=chosen), note
+    return replace(settings, defence=soft), note
 
 
 def build_model(settings: Settings, data: Dataset) -> Embedder:

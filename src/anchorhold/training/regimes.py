@@ -20,6 +20,7 @@ from ..defences.choices import LossSettings
 from ..defences.menu import Defence, defence_named
 from ..defences.proxy import Proxies
 from ..defences.settings import ProxySettings
+from ..defences.teacher import teacher_for
 from ..defences.training_loss import is_yours, training_loss
 from ..device import precise
 from ..distributed import Ranks
@@ -86,7 +87,10 @@ class Defending(Regime):
         self.losses = defence_named(self.name)
         chosen, labels, key = self.settings.defence, self.images.labels, self.key("loss")
         if isinstance(chosen, ProxySettings):
-            self.companion = Proxies(self._like(), labels, key("begin"))
+            images, like = next(self.images.plain(torch.arange(2), 2)), self._like()
+            with torch.no_grad(), precise():
+                teacher = teacher_for(chosen, images, like)
+            self.companion = Proxies(like, labels, key("begin"), teacher)
         elif isinstance(chosen, LossSettings) and is_yours(chosen):
             self.companion = training_loss(chosen, self._like(), labels, key)
 

@@ -93,7 +93,7 @@ class Trainer:
             # Every rank has the whole batch's gradient of a loss of yours, and the sum over ranks counts each of them.
             for parameter in self.regime.companion.parameters():
                 parameter.register_hook(lambda gradient: gradient / ranks.size)
-        self.average = Average(nn.ModuleDict(self.parts), settings.train.ema)
+        self.average = Average(nn.ModuleDict(self.parts), settings.train.ema, settings.train.mean_from)
         self.state: dict[str, Tensor] = {}  # what the defence remembers between steps
         self.tensors = {"state": self.state, "ema": self.average.tensors}  # saved besides modules and optimiser
 

@@ -1,0 +1,103 @@
+"""Recipes on handwritten digits: clean R@1, and R@1 left by the strong attack at three ε.
+
+    python benchmarks/recipes.py --held-out 2 --seeds 0 --only '*' --out held-out.json     to choose
+    python benchmarks/recipes.py --seeds 0,1,2 --only 'natural,hm-lga,robust' --out test.json
+
+`--held-out 2` tests on the last two training digits (3 and 4), so that a recipe can be chosen without a look at the
+test digits. Each run takes about a minute on one CPU thread.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from parts import Parts
+
+import anchorhold as ah
+from anchorhold.config.recipes import recipe_names
+from anchorhold.device import computer_of
+from anchorhold.runs.provenance import provenance
+
+EPSILONS = (0.03, 0.06, 0.1)
+QUERIES = 200
+_MINMAX, _TRADES = "proxy-minmax", "proxy-trades"
+TRIALS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    **{f"minmax, clean {share}": (_MINMAX, {"defence.clean": share}) for share in (0.2, 0.4)},
+    **{f"trades, clean {share}": (_TRADES, {"defence.clean": share}) for share in (0.1, 0.33, 0.5)},
+    "trades, mean of the weights": (_TRADES, {"train.ema": 0.99}),
+    "trades, smoothing 0.1": (_TRADES, {"defence.smoothing": 0.1}),
+    "trades, weight perturbation": (_TRADES, {"defence.awp": 0.005}),
+    "trades, scale 24": (_TRADES, {"defence.scale": 24}),
+    "trades, 10 steps": (_TRADES, {"defence.steps": 10}),
+    "trades, 30 epochs": (_TRADES, {"train.epochs": 30}),
+    "trades, BatchNorm live": (_TRADES, {"model.freeze_batchnorm": False}),
+}
+"""Changes of a recipe that were tried, by name; a recipe of the package is its own name."""
+
+
+def measured(name: str, seed: int, held_out: int, queries: int, epochs: int) -> dict[str, Any]:
+    """Train and audit one model."""
+    recipe, changes = TRIALS.get(name, (name, {}))
+    changes = {**changes, "train.seed": seed, **({"train.epochs": epochs} if epochs else {})}
+    data = ah.dataset("digits", held_out=held_out)
+    with tempfile.TemporaryDirectory() as place:
+        begun = time.perf_counter()
+        run = ah.fit(None, data, recipe, Path(place) / "run", overrides=changes, device="cpu")
+        seconds, row, info = time.perf_counter() - begun, run.metrics()[-1], run.read_json()
+        found = ah.audit(
+            ah.load(run.path),
+            data,
+            attacks=["ES"],
+            protocols=("corrected",),
+            eps=EPSILONS[-1],
+            epsilons=EPSILONS,
+            limit=queries,
+            device="cpu",
+            examine=None,
+        )
+    assert found.curve is not None
+    r1 = {f"{eps:g}": round(value, 2) for eps, value in zip(found.curve["eps"], found.curve["lines"]["R@1"])}
+    spans = found.curve["intervals"]["R@1"]
+    return {
+        "recipe": recipe,
+        "changes": {key: value for key, value in changes.items() if key != "train.seed"},
+        "r1": r1,
+        "intervals": {eps: [round(end, 2) for end in span] for eps, span in zip(r1, spans)},
+        "clean_all": round(row["r1"], 2),
+        "queries": found.curve["queries"],
+        "seconds": round(seconds, 1),
+        "image_steps": info["image_steps"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="natural,hm-lga,proxy-minmax,proxy-trades", help="names; * has a meaning")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--held-out", type=int, default=0, help="the last N training digits replace the test digits")
+    parser.add_argument("--queries", type=int, default=QUERIES, help="that are attacked")
+    parser.add_argument("--epochs", type=int, default=0, help="instead of the recipe's")
+    parser.add_argument("--list", action="store_true", help="say which changes are tried, and end")
+    parser.add_argument("--out", default="recipes.json")
+    args = parser.parse_args()
+    if args.list:
+        print("\n".join(TRIALS))
+        return
+    torch.set_num_threads(1)
+    about = {"data": "digits", "held_out": args.held_out, "queries": args.queries, "epsilons": list(EPSILONS)}
+    origin = provenance(computer_of(torch.device("cpu")))
+    made = Parts(args.out, "trials", {"schema": "anchorhold.trials/1"} | origin | about)
+    wanted = [one.strip() for one in args.only.split(";" if ";" in args.only else ",")]
+    names = [name for name in (*recipe_names(), *TRIALS) if any(fnmatch(name, one) for one in wanted)]
+    for name in names:
+        for seed in map(int, args.seeds.split(",")):
+            made.keep(f"{name}/{seed}", measured(name, seed, args.held_out, args.queries, args.epochs))
+
+
+if __name__ == "__main__":
+    main()
