@@ -130,7 +130,7 @@ def test_hardness_by_default_is_the_table_s(capsys: Any, monkeypatch: pytest.Mon
 
     def counted(data: Any, settings: Any, batches: int, *_: Any) -> dict[str, Any]:
         asked.append(batches)
-        return {"random": torch.zeros(2, 4)}
+        return {"random": torch.zeros(2, 7)}
 
     monkeypatch.setattr("anchorhold.training.sampler_statistics.sampler_hardness", counted)
     run(capsys, monkeypatch, "hardness", "digits", *small)
