@@ -55,18 +55,7 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "speed.py",
-        "scale.py",
-        "accuracy.py",
-        "sensitivity.py",
-        "starts.py",
-        "kills.py",
-        "search_peers.py",
-        "peers.py",
-        "lanes.py",
-    ],
+    "name", sorted(path.name for path in (ROOT / "benchmarks").glob("*.py") if path.name != "parts.py")
 )
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")
