@@ -86,5 +86,5 @@ def test_without_audits_it_is_said_what_to_do(tmp_path: Path) -> None:
     entries = collect([a_run(tmp_path / "a")]).entries
     with pytest.raises(RunError, match=r"ah\.audit"):
         columns_table(entries)
-    with pytest.raises(RunError, match='strength="strong"'):
+    with pytest.raises(RunError, match="strength='strong'"):
         strong_table(collect([an_audit(tmp_path / "a")]).entries)

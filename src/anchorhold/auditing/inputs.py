@@ -86,9 +86,13 @@ def prepare(
     resize: int | None = None,
     crop: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
+    skipping: str = "",
     ranks: Ranks | None = None,
 ) -> Material:
-    """Decode both sides. Files get the model's preprocessing; `resize` and `crop` override it."""
+    """Decode both sides. Files get the model's preprocessing; `resize` and `crop` override it.
+
+    `skipping` is how the caller's interface skips unreadable images, for the error; "" where it cannot.
+    """
     way = preprocessing_of(model)
     query, gallery, own, notes = splits_of(data, way.told(resize, crop).square)
     for role, split in (("query", query), ("gallery", gallery)):
@@ -109,7 +113,7 @@ def prepare(
             flip=False,
             on_bad_image=on_bad_image,
         )
-        return load_images(split, wanted, device, report, ranks)
+        return load_images(split, wanted, device, report, ranks, skipping)
 
     searched = load("gallery", gallery)
     asked = searched if query is gallery else load("query", query)

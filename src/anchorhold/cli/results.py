@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -213,7 +214,7 @@ def sweep(
         _show(table)
         print()
     print(f"written: {', '.join(map(str, found.files))}")
-    print(f"next: anchorhold plot {out} --what collapse --out {out / 'collapse.png'}")
+    print(f"next: anchorhold plot {quote(str(out))} --what collapse --out {quote(str(out / 'collapse.png'))}")
 
 
 @app.command(example="anchorhold hardness digits --batches 20")
