@@ -10,7 +10,8 @@ from anchorhold.errors import RunError
 from anchorhold.report.collect import collect
 from anchorhold.report.compare import runs_table
 from anchorhold.report.protocols import columns_table, strong_table
-from anchorhold.report.tables import Estimate, Table, render
+from anchorhold.report.rendering import render
+from anchorhold.report.tables import Estimate, Table
 from tests.report.invented import a_run, an_audit, flat_rows
 
 

@@ -166,9 +166,7 @@ def audit(
     report = report if report and ranks.first else Silent()
     victim = as_victim(model)
     part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).resize)
-    material = prepare(
-        part.data, victim, where, report, resize, crop, on_bad_image, option("on_bad_image", "skip"), ranks
-    )
+    material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
     remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
     material = replace(material, part=part.said, remarks=remarks)
     for note in (*material.notes, f"attacked: {part.said}"):
