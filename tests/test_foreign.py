@@ -17,7 +17,8 @@ from anchorhold.errors import ModelError, RunError
 from anchorhold.index.embedding import embed
 from anchorhold.index.folder import Index
 from anchorhold.report.collect import walk
-from anchorhold.report.tables import Column, Table, render
+from anchorhold.report.rendering import render
+from anchorhold.report.tables import Column, Table
 from anchorhold.runs.folder import Run
 
 EVIL = "x\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\rname"

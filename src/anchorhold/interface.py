@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from shlex import quote
 
-__all__ = ["argument", "command_line", "option", "setting", "worded"]
+__all__ = ["Placeholder", "argument", "command_line", "option", "resuming", "rooted", "setting", "worded"]
 
 _commands = False  # one value for the process, because worker threads and forked workers write messages too
 
@@ -33,38 +34,69 @@ def argument(name: str, command: str = "") -> str:
     return worded(_dashed(command or name), name)
 
 
+class Placeholder(str):
+    """Text that stands for a value of yours, such as FILE; it gets no quotes."""
+
+    __slots__ = ()
+
+
 def option(name: str, value: object = None, command: str = "") -> str:
     """An argument as you would write it: `--weights` or `weights=`, with a value where one is given.
 
-    Text in capitals stands for a value of the user's, and gets no quotes.
-
-    >>> option("weights"), option("weights", "FILE"), option("on_bad_image", "skip"), option("limit", 50)
-    ('weights=', 'weights=FILE', 'on_bad_image="skip"', 'limit=50')
+    >>> option("weights"), option("weights", Placeholder("FILE")), option("out", "my runs"), option("limit", 50)
+    ('weights=', 'weights=FILE', "out='my runs'", 'limit=50')
     >>> with command_line():
-    ...     option("weights"), option("on_bad_image", "skip"), option("label", command="class")
-    ('--weights', '--on-bad-image skip', '--class')
+    ...     option("weights"), option("out", "my runs"), option("label", command="class")
+    ('--weights', "--out 'my runs'", '--class')
     """
     dashed = _dashed(command or name)
     if value is None:
         return worded(dashed, f"{name}=")
-    return worded(f"{dashed} {value}", f"{name}={_quoted(value)}")
+    return worded(f"{dashed} {_in_shell(value)}", f"{name}={_in_python(value)}")
 
 
 def setting(key: str, value: object) -> str:
     """A setting as you would write it.
 
     >>> setting("train.epochs", 3)
-    'overrides={"train.epochs": 3}'
+    "overrides={'train.epochs': 3}"
     >>> with command_line():
     ...     setting("train.epochs", 3)
     '--set train.epochs=3'
     """
-    return worded(f"--set {key}={value}", f'overrides={{"{key}": {_quoted(value)}}}')
+    written = f"{key}={value}"
+    shell = written if isinstance(value, Placeholder) else quote(written)
+    return worded(f"--set {shell}", f"overrides={{{key!r}: {_in_python(value)}}}")
+
+
+def resuming(run: object) -> str:
+    """What resumes a run, as you would write it.
+
+    >>> resuming("runs/hm")
+    "ah.resume('runs/hm')"
+    >>> with command_line():
+    ...     resuming("my runs/hm")
+    "anchorhold resume 'my runs/hm'"
+    """
+    return worded(f"anchorhold resume {quote(str(run))}", f"ah.resume({str(run)!r})")
+
+
+def rooted(data: str) -> str:
+    """How a data set by name gets its folder; in Python only `ah.dataset` takes it.
+
+    >>> rooted("cub")
+    "ah.dataset('cub', root=…)"
+    """
+    return worded("--root", f"ah.dataset({data!r}, root=…)")
 
 
 def _dashed(name: str) -> str:
     return f"{'-' if len(name) == 1 else '--'}{name.replace('_', '-')}"
 
 
-def _quoted(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) and not value.isupper() else str(value)
+def _in_shell(value: object) -> str:
+    return str(value) if isinstance(value, Placeholder) else quote(str(value))
+
+
+def _in_python(value: object) -> str:
+    return str(value) if isinstance(value, Placeholder) else repr(value)

@@ -404,5 +404,5 @@ def test_a_broken_file_is_one_clear_line(folder: Path, check: Callable[[Path], V
 
 
 def test_a_folder_without_receipts(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match='strength="strong"'):
+    with pytest.raises(RunError, match="strength='strong'"):
         verify(tmp_path, nn.Identity(), tmp_path, device="cpu")

@@ -618,7 +618,7 @@ def test_algorithm_1_of_two_models_with_three_methods(model: Embedder, digits: S
         ({"epsilons": [0.1], "eps": 0}, "there is no curve"),
         ({"epsilons": [0.1], "steps": 0}, "there is no curve"),
         ({"until": 0.0}, "above 0"),
-        ({"surrogate": nn.Identity()}, 'strength="strong"'),
+        ({"surrogate": nn.Identity()}, "strength='strong'"),
     ],
 )
 def test_bad_settings_are_one_clear_line(model: Embedder, digits: Split, settings: Any, words: str) -> None:

@@ -67,7 +67,7 @@ def test_a_folder_of_photographs(capsys: Any, monkeypatch: pytest.MonkeyPatch, t
     assert "held out" in err  # which classes are tested on was said
     (tmp_path / "photos" / "a" / "0.png").write_bytes(b"not an image")
     code, _, err = run(capsys, monkeypatch, "train", "photos", *QUICK, *small, "--out", "runs/q")
-    assert code == 2 and "a/0.png" in err and "--on-bad-image skip" in err
+    assert code == 2 and "a/0.png" in err and "--set data.on_bad_image=skip" in err
     code, _, err = run(
         capsys, monkeypatch, "train", "photos", *QUICK, *small, "--out", "runs/r", "--on-bad-image", "skip"
     )

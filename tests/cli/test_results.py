@@ -29,7 +29,7 @@ def test_compare(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert code == 0 and out == "written: table.md\n" and (tmp_path / "table.md").read_text().startswith("| run |")
     run(capsys, monkeypatch, "compare", "runs", "--out", "table.csv")
     assert (tmp_path / "table.csv").read_text().startswith("name,method,")
-    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--out", "table.tex", "--columns", "r1, ers_corrected")
+    code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--out", "table.tex", "--columns", "r1, ers_corrected,")
     assert code == 0 and r"run & R@1 & ERS corr. \\" in (tmp_path / "table.tex").read_text()
     code, out, _ = run(capsys, monkeypatch, "compare", "runs", "--matrix", "source, steps", "--value", "r1")
     assert code == 0 and "softhard" in out and "61.0" in out
@@ -167,6 +167,8 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("compare runs --sort r3", "to sort by"),
         ("compare runs --table entangled", "did you mean entanglement?"),
         ("compare runs --table strong", "--strength strong"),
+        ("compare runs --columns ,", "names no column"),
+        ("compare runs --columns r1_loww", "there is no column"),
         ("compare runs --into none.md", "cannot read none.md"),
         ("compare runs --into none.md --sort r1", "leave out the other options"),
         ("plot runs/b --what rows --out c.png", "both R@1 and ERS"),

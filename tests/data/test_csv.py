@@ -116,7 +116,7 @@ def test_a_missing_image_a_missing_column_and_no_table_at_all(tmp_path: Path) ->
         dataset("csv", path)
     with pytest.raises(DataError, match="has no column label; its first line is 'path,class'; give a CSV whose"):
         dataset("csv", table(tmp_path, "1.jpg,owl", head="path,class"))
-    with pytest.raises(DataError, match="csv needs root=; give a CSV"):
+    with pytest.raises(DataError, match=r"csv needs ah.dataset\('csv', root=…\); give a CSV"):
         dataset("csv")
     with pytest.raises(DataError, match=r"nowhere\.csv is missing; give a CSV"):
         dataset(str(tmp_path / "nowhere.csv"))

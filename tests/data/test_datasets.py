@@ -181,7 +181,7 @@ def test_what_is_no_name_is_said_to_be_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"notes\.md is a file but not a \.csv; choose one of"):
         dataset(tmp_path / "notes.md")
     for name in ("digits", "gaussians"):
-        with pytest.raises(SettingsError, match=f"^{name} needs no files; leave out root=$"):
+        with pytest.raises(SettingsError, match=f"^{name} needs no files; leave out its root$"):
             dataset(name, "nowhere")
 
 

@@ -104,7 +104,7 @@ def test_a_process_that_dies_while_it_decodes_is_one_clear_error(
     paths = [save(tmp_path / f"{n:02}.png", Image.fromarray(noise(9, 7, seed=n))) for n in range(20)]
     monkeypatch.setattr(store, "_MANY", 1)
     monkeypatch.setattr("anchorhold.data.decode.pixels_of", lambda *_: os._exit(1))
-    with pytest.raises(RunError, match=r"a process that reads images died.*\"data\.workers\": 1"):
+    with pytest.raises(RunError, match=r"a process that reads images died.*'data\.workers': 1"):
         decode(files(*paths), 8, workers=2)
 
 
@@ -176,10 +176,10 @@ def bad_files(root: Path) -> list[Path]:
 
 def test_a_bad_image_fails_with_its_name_and_the_way_out(tmp_path: Path) -> None:
     paths = bad_files(tmp_path)
-    wanted = f"cannot read {paths[1]}: .*truncated.*on_bad_image=.skip"
+    wanted = f"cannot read {paths[1]}: .*truncated.*or skip such images with --this"
     with pytest.raises(DataError, match=wanted):
-        decode(files(*paths), 16)
-    with pytest.raises(DataError, match=r"2\.jpg: not an image;"):
+        decode(files(*paths), 16, skipping="--this")
+    with pytest.raises(DataError, match=r"2\.jpg: not an image; repair or remove it$"):
         decode(files(paths[0], paths[2]), 16)
     with pytest.raises(DataError, match=r"3\.jpg: No such file or directory;"):
         decode(files(paths[0], paths[3]), 16)

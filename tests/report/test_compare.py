@@ -15,7 +15,8 @@ from anchorhold.report.compare import runs_table
 from anchorhold.report.entangled import entanglement
 from anchorhold.report.matrix import matrix
 from anchorhold.report.methods import method_of
-from anchorhold.report.tables import Estimate, Link, Mean, Table, plain, render
+from anchorhold.report.rendering import render
+from anchorhold.report.tables import Estimate, Link, Mean, Table, plain
 from tests.report.invented import a_run, an_audit, flat_rows
 
 

@@ -105,3 +105,18 @@ def test_a_folder_of_pages_is_written_at_once() -> None:
     assert "| {repo}`one <results/a/one/run.json>` |" in second.read_text()  # from the working directory
     with pytest.raises(SettingsError, match="no page in docs has a table"):
         write_into(Path("docs"), [Path("other")])
+
+
+def test_a_folder_keeps_the_rule_of_a_page() -> None:
+    """What would stay the same is not written; a file that is no text is one line, and no page is touched."""
+    made, page = Path("docs/one.md"), Path("docs/two.md")
+    made.write_text(PAGE)
+    assert write_into(Path("docs"), [Path("results")])[0] == 2
+    before = made.stat().st_ino, made.stat().st_mtime_ns
+    assert write_into(Path("docs"), [Path("results")])[0] == 2  # an atomic write would be another file
+    assert (made.stat().st_ino, made.stat().st_mtime_ns) == before
+    page.write_bytes(b"\xff\xfe")
+    Path("docs/a.md").write_text(PAGE)
+    with pytest.raises(AnchorholdError, match=r"cannot read docs/two\.md"):
+        write_into(Path("docs"), [Path("results")])
+    assert Path("docs/a.md").read_text() == PAGE

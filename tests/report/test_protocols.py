@@ -10,7 +10,8 @@ from anchorhold.errors import RunError
 from anchorhold.report.collect import collect
 from anchorhold.report.compare import runs_table
 from anchorhold.report.protocols import columns_table, strong_table
-from anchorhold.report.tables import Estimate, Table, render
+from anchorhold.report.rendering import render
+from anchorhold.report.tables import Estimate, Table
 from tests.report.invented import a_run, an_audit, flat_rows
 
 
@@ -86,5 +87,5 @@ def test_without_audits_it_is_said_what_to_do(tmp_path: Path) -> None:
     entries = collect([a_run(tmp_path / "a")]).entries
     with pytest.raises(RunError, match=r"ah\.audit"):
         columns_table(entries)
-    with pytest.raises(RunError, match='strength="strong"'):
+    with pytest.raises(RunError, match="strength='strong'"):
         strong_table(collect([an_audit(tmp_path / "a")]).entries)

@@ -11,7 +11,9 @@ from urllib.parse import unquote
 import pytest
 
 from anchorhold.errors import SettingsError
-from anchorhold.report.tables import Column, Estimate, Link, Mean, Table, render
+from anchorhold.report.latex import escaped
+from anchorhold.report.rendering import render
+from anchorhold.report.tables import Column, Estimate, Link, Mean, Table
 
 HOSTILE = [
     "line\nbreak",
@@ -134,17 +136,18 @@ def cut(line: str) -> list[str]:
     return re.split(r"(?<!\\) ?& ?", line.removesuffix(r" \\"))
 
 
-@pytest.mark.parametrize("name", [*HOSTILE, r"50 % & \input{x} #1_{2}^~$", "[a]"])
+@pytest.mark.parametrize("name", [*HOSTILE, r"50 % & \input{x} #1_{2}^~$", "[a]", "*", "*a", "C\u0304 ≥ μ̂ µ ☃"])
 def test_no_name_breaks_a_table_in_latex(name: str) -> None:
     table = Table((Column("name", "run"), Column("r1", "R@1")), ((name, 12.34), ("other", 5.0)), (f"note {name}",))
     _, begin, top, head, mid, first, second, *rest = render(table, "latex").splitlines()
     assert begin == r"\begin{tabular}{lr}" and (top, mid) == (r"\toprule", r"\midrule")
     assert cut(head) == ["run", "R@1"] and cut(second) == ["other", "5.0"]
-    assert len(cut(first)) == 2 and cut(first)[1] == "12.3" and not first.startswith("[")
+    assert len(cut(first)) == 2 and cut(first)[1] == "12.3" and not first.startswith(("[", "*"))
     assert rest[:2] == [r"\bottomrule", r"\end{tabular}"] and len(rest) == 3
     # What LaTeX would obey is escaped: nothing but the escapes themselves begins with a backslash.
     words = "textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|ldots"
-    allowed = rf"\\(?:(?:{words})\{{\}}|[&%$#_{{}}])|\$\\[a-z]+\$|\{{\}}\["
+    allowed = rf"\\(?:(?:{words})\{{\}}|[&%$#_{{}}])|\$\\[a-z]+\$|\{{\}}[\[*]"
+    allowed += r"|\$\\(?:bar|hat)\{(?:\\mathrm\{.\}|\\[a-z]+)\}\$"
     assert not set(re.sub(allowed, "", cut(first)[0])) & set("\\&%$#_{}~^")
 
 
@@ -157,6 +160,40 @@ def test_chosen_columns_follow_the_name_in_the_order_asked() -> None:
     assert [column.key for column in table.only(["r1", "name"]).columns] == ["name", "r1"]
     with pytest.raises(SettingsError, match=r"no column 'er'.*ers"):
         table.only(["er"])
+
+
+def test_columns_are_chosen_and_sorted_by_by_every_name_of_the_csv() -> None:
+    columns = (Column("name", "run"), Column("r1", "R@1"), Column("ers", "ERS"))
+    table = Table(columns, (("a", 9.0, Estimate(2.0, 0.5, 2.5)), ("b", 3.0, Estimate(1.5, 1.0, 2.0))))
+    head = render(table, "csv").splitlines()[0].split(",")
+    assert head == ["name", "r1", "ers", "ers_low", "ers_high"]
+    for name in head:
+        assert [column.key for column in table.only([name]).columns] == ["name", *({name.split("_")[0]} - {"name"})]
+    assert [[row[0] for row in table.sorted_by(name).rows] for name in ("ers", "ers_low")] == [["a", "b"], ["b", "a"]]
+
+
+def test_a_chosen_column_without_values_is_told() -> None:
+    columns = (Column("name", "run"), Column("r1", "R@1"), Column("ers", "ERS"))
+    table = Table(columns, (("a", 9.0, None),), ("first",))
+    assert render(table.only(["ers"])).endswith("first\nno run here has a value for ers")
+    assert render(table.only(["r1"])).endswith("first")
+
+
+@pytest.mark.parametrize(
+    ("sign", "written"),
+    [
+        ("ε", r"$\epsilon$"),
+        ("Δ", r"$\Delta$"),
+        ("é", "é"),
+        ("e\u0301", "é"),
+        ("H\u0304", r"$\bar{\mathrm{H}}$"),
+        ("μ\u0304", r"$\bar{\mu}$"),
+        ("☃", "U+2603"),
+        ("\u0304", "U+0304"),
+    ],
+)
+def test_signs_that_latex_does_not_know(sign: str, written: str) -> None:
+    assert escaped(sign) == written
 
 
 def test_sorting_puts_the_largest_first_and_what_is_missing_last() -> None:
@@ -212,4 +249,4 @@ def test_latex_is_escaped_and_has_one_line_a_row() -> None:
     assert lines[1:4] == [r"\begin{tabular}{lr}", r"\toprule", r"run & R@1 at $\epsilon$ \\"]
     assert lines[5] == r"{}[a] 50\% \& b\_c \textbackslash{}x\{y\} & 31.8 [30.0, 33.0] \\"
     assert lines[6] == r"p\textasciitilde{}q\textasciicircum{}2 \#1 \$ & -- \\"
-    assert lines[7:] == [r"\bottomrule", r"\end{tabular}", r"\par\footnotesize a note of two lines"]
+    assert lines[7:] == [r"\bottomrule", r"\end{tabular}", r"\par{\footnotesize a note of two lines\par}"]

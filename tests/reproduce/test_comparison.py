@@ -9,7 +9,7 @@ import pytest
 from anchorhold.errors import RunError
 from anchorhold.report.collect import Entry, collect
 from anchorhold.report.compare import published_table, runs_table
-from anchorhold.report.tables import render
+from anchorhold.report.rendering import render
 from anchorhold.reproduce.comparison import ars_of, departures, rerun_of, row_of, verdict
 from anchorhold.reproduce.rows import row_named, rows
 from tests.report.invented import a_run, an_audit

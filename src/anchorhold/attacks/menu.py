@@ -28,17 +28,20 @@ from .recall import (
 )
 from .settings import DEFECTS, OPENING
 
-__all__ = ["ATTACKS", "goal_named"]
+__all__ = ["ATTACKS", "check_protocol", "goal_named"]
+
+
+def check_protocol(protocol: str, named: str) -> None:
+    """Refuse a protocol that does not exist; `named` is the argument that gave it."""
+    known = ("published", "corrected")
+    check(protocol in known, f"{named} cannot be {protocol!r}; there are: {', '.join(known)}")
 
 
 def _maker(name: str, kind: Callable[..., Goal], **settings: Any) -> Callable[..., Goal]:
     """A factory of goals; in the published protocol they have the defects of `DEFECTS`."""
 
     def make(protocol: ProtocolName, **changes: Any) -> Goal:
-        check(
-            protocol in ("published", "corrected"),
-            f"{argument('protocol')} cannot be {protocol!r}; there are: published, corrected",
-        )
+        check_protocol(protocol, argument("protocol"))
         wrong = dict.fromkeys(DEFECTS.get(name, ()), True) if protocol == "published" else {}
         return kind(protocol=protocol, **(wrong | settings | changes))
 

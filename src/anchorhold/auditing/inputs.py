@@ -18,6 +18,7 @@ from ..data.settings import DataSettings
 from ..data.splits import Dataset, Split
 from ..distributed import Ranks
 from ..errors import DataError
+from ..interface import option
 from ..model.preprocessing import Preprocessing, preprocessing_of
 from ..random import Key
 
@@ -85,10 +86,13 @@ def prepare(
     report: Report,
     resize: int | None = None,
     crop: int | None = None,
-    on_bad_image: Literal["fail", "skip"] = "fail",
+    on_bad_image: Literal["fail", "skip"] | None = None,
     ranks: Ranks | None = None,
 ) -> Material:
-    """Decode both sides. Files get the model's preprocessing; `resize` and `crop` override it."""
+    """Decode both sides. Files get the model's preprocessing; `resize` and `crop` override it.
+
+    `on_bad_image` is None where the caller's interface has no such argument, and unreadable images are errors.
+    """
     way = preprocessing_of(model)
     query, gallery, own, notes = splits_of(data, way.told(resize, crop).square)
     for role, split in (("query", query), ("gallery", gallery)):
@@ -107,9 +111,9 @@ def prepare(
             interpolation=way.interpolation,  # type: ignore[arg-type]  # checked with its record
             proportions=way.proportions,
             flip=False,
-            on_bad_image=on_bad_image,
+            on_bad_image=on_bad_image or "fail",
         )
-        return load_images(split, wanted, device, report, ranks)
+        return load_images(split, wanted, device, report, ranks, option("on_bad_image", "skip") if on_bad_image else "")
 
     searched = load("gallery", gallery)
     asked = searched if query is gallery else load("query", query)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, Literal
 
 from ..attacks.goal import Goal
-from ..attacks.menu import ATTACKS
+from ..attacks.menu import ATTACKS, check_protocol
 from ..attacks.own import maker_of
 from ..attacks.recall import EmbeddingShift
 from ..attacks.run import fgsm
@@ -74,6 +74,8 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         check(bool(self.protocols) and bool(self.attacks), "an audit needs at least one protocol and one attack")
+        for protocol in self.protocols:
+            check_protocol(protocol, argument("protocols", "protocol"))
         methods = ("pgd", "fgsm", "cw", *VALUES_ONLY)
         check(
             self.method in methods,

@@ -1,6 +1,7 @@
 """The commands audit and attack."""
 
 from pathlib import Path
+from shlex import join
 from typing import Annotated, Any
 
 import typer
@@ -127,9 +128,10 @@ def audit(
     print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")
     print(f"report page: {out / 'page.html'}")
     if strength == "strong":
-        at = (f" --root {root}" if root is not None else "") + (f" --held-out {held_out}" if held_out else "")
-        at += "".join(f" --allow {name}" for name in chosen or () if ":" in name)
-        print(f"receipts: {out / 'receipts'}; to check: `anchorhold verify {out} --model {model} --data {data}{at}`")
+        words = [str(out), "--model", model, "--data", data, *(("--root", str(root)) if root is not None else ())]
+        words += [*(("--held-out", str(held_out)) if held_out else ())]
+        words += [word for name in chosen or () if ":" in name for word in ("--allow", name)]
+        print(f"receipts: {out / 'receipts'}; to check: `anchorhold verify {join(words)}`")
 
 
 @app.command(example="anchorhold attack runs/digits 0 --data digits --goal ES")

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -105,11 +106,10 @@ def compare(
         "an HTML page always shows the runs; leave out --matrix, --table and --columns",
     )
     check(not page or out is not None, "an HTML page needs a file; add --out compare.html")
-    keys = [key.strip() for key in matrix.split(",")]
-    check(
-        not matrix or (len(keys) == 2 and all(keys)),
-        f"--matrix needs two settings, e.g. train.seed,defence.steps; got {matrix!r}",
-    )
+    keys = _keys(matrix)
+    check(not matrix or len(keys) == 2, f"--matrix needs two settings, e.g. train.seed,defence.steps; got {matrix!r}")
+    chosen = _keys(columns)
+    check(bool(chosen) or not columns, f"--columns {columns} names no column; give some, e.g. r1,ers, or leave it out")
     entries = _entries(folders)
     if page and out is not None:
         from ..report.compare_page import write_compare_page
@@ -119,12 +119,11 @@ def compare(
     if matrix:
         from ..report.matrix import matrix as by_settings
 
-        values = [key.strip() for key in value.split(",") if key.strip()]
-        shown = by_settings(entries, keys[0], keys[1], values)
+        shown = by_settings(entries, keys[0], keys[1], _keys(value))
     else:
         shown = TABLES[table](entries)
     shown = shown.sorted_by(sort) if sort else shown
-    _show(shown.only([key.strip() for key in columns.split(",")]) if columns else shown, format, out)
+    _show(shown.only(chosen) if chosen else shown, format, out)
 
 
 @app.command(example="anchorhold plot runs --what curves --out curves.png")
@@ -218,7 +217,7 @@ def sweep(
         _show(table)
         print()
     print(f"written: {', '.join(map(str, found.files))}")
-    print(f"next: anchorhold plot {out} --what collapse --out {out / 'collapse.png'}")
+    print(f"next: anchorhold plot {quote(str(out))} --what collapse --out {quote(str(out / 'collapse.png'))}")
 
 
 @app.command(example="anchorhold hardness digits --batches 20")
@@ -266,6 +265,11 @@ def hardness(
     _show(replace(sampler_table(found), about=about), format, out)
 
 
+def _keys(text: str) -> list[str]:
+    """Names separated by commas."""
+    return [key.strip() for key in text.split(",") if key.strip()]
+
+
 def _entries(folders: list[Path]) -> "tuple[Entry, ...]":
     from ..report.collect import collect
 
@@ -287,7 +291,7 @@ _ENDINGS = {"": "text", ".txt": "text", ".md": "markdown", ".tex": "latex", ".cs
 def _format(format: str, out: Path | None) -> str:
     """The value of --format, or the format that the extension of --out implies."""
     from ..errors import check
-    from ..report.tables import check_format
+    from ..report.rendering import check_format
 
     ending = _ENDINGS.get("" if out is None else out.suffix.lower(), "")
     endings = ".md, .tex, .csv, .json or .txt (compare: .html too)"
@@ -300,7 +304,7 @@ def _show(table: "Table", format: str = "", out: Path | None = None) -> None:
     """Print the table at the width of the terminal, or write it to a file."""
     from shutil import get_terminal_size
 
-    from ..report.tables import render
+    from ..report.rendering import render
     from ..runs.writing import atomic
 
     format = _format(format, out)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import DataError, SettingsError, nearest
-from ..interface import option
+from ..interface import rooted, worded
 from ..random import Key
 from .layouts import entries, images_by_class, listed_images, once, read_table, some
 from .official import cars, cub, inshop, sop
@@ -52,7 +52,7 @@ def dataset(
             raise SettingsError(f"{name} is a file but not a .csv; {choice}")
         raise SettingsError(f"no data set or folder {name!r}; {nearest(name, DATASETS, choice)}")
     if name in _FILELESS and root is not None:
-        raise SettingsError(f"{name} needs no files; leave out {option('root')}")
+        raise SettingsError(f"{name} needs no files; leave out {worded('--root', 'its root')}")
     loader = DATASETS[name]
     known = [each for each in inspect.signature(loader).parameters if each not in ("root", "seed")]
     for each in options:
@@ -109,7 +109,7 @@ def _held_out(root: Path, classes: list[str], seed: int, todo: str, lacking: str
 def _folder(root: Path | None, seed: int) -> Dataset:
     """train/ and test/ if both exist; otherwise a fifth of the classes is held out for test."""
     if root is None:
-        raise DataError(f"the data set folder needs {option('root')}; give a folder of class folders")
+        raise DataError(f"the data set folder needs {rooted('folder')}: give a folder of class folders")
     parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
     if len(parts) == 2:
         (seen, notes), (unseen, more) = images_by_class(parts["train"]), images_by_class(parts["test"])
@@ -122,7 +122,7 @@ def _folder(root: Path | None, seed: int) -> Dataset:
         if any(entry.is_dir() for entry in entries(place).values()):
             lacking = "test" if part == "train" else "train"
             raise DataError(
-                f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {option('root', str(place))}"
+                f"{root} has {part}/ but no {lacking}/; add {root / lacking}, or give {place} as the data set"
             )
     by_class, notes = images_by_class(root)
     classes = sorted(by_class)
@@ -146,7 +146,7 @@ def _csv(root: Path | None, seed: int) -> Dataset:
     Without a column split, a fifth of the classes is held out for test.
     """
     if root is None:
-        raise DataError(f"the data set csv needs {option('root')}; {_CSV}")
+        raise DataError(f"the data set csv needs {rooted('csv')}; {_CSV}")
     whole, parts = _read_csv(root)
     notes = []
     if parts is None:

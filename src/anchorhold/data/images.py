@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..console import Report
 from ..distributed import Ranks, neighbours
+from ..interface import setting
 from ..random import Key
 from .colour import jittered
 from .decode import Square, squared
@@ -64,10 +65,12 @@ def load_images(
     device: torch.device,
     report: Report,
     ranks: Ranks | None = None,
+    skipping: str | None = None,
 ) -> Images:
     """Load a split into GPU memory, else into host memory if it does not fit, else stream it from disk.
 
     All files are decoded once at the start in every case, so that a bad one is found now and not hours later.
+    `skipping` is how the caller's interface skips those; by default the setting of a training.
     """
     ranks = ranks or Ranks()
     # All ranks must stream if one does; the ranks before this one may have filled the memory.
@@ -77,6 +80,7 @@ def load_images(
         how: dict[str, Any] = {
             "workers": settings.workers or None,
             "on_bad_image": settings.on_bad_image,
+            "skipping": setting("data.on_bad_image", "skip") if skipping is None else skipping,
             "progress": lambda done, total: advance(done, ""),
         }
         store: Store

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..interface import argument, option
+from ..interface import argument, rooted
 from ..runs.files import regular
 from .layouts import listed_images, once, read_lines, read_table
 from .settings import WHOLE
@@ -27,7 +27,7 @@ _AGAIN = "unpack the data set again"
 def _home(root: Path | None, name: str, inner: str, file: str, source: str) -> Path:
     """The folder that has `file`: the given one, or the folder `inner` in it."""
     if root is None:
-        raise DataError(f"{name} needs {option('root')}: give the folder {inner}; {source}")
+        raise DataError(f"{name} needs {rooted(name)}: give the folder {inner}; {source}")
     return root / inner if not (root / file).is_file() and (root / inner).is_dir() else root
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import DataError, SettingsError
-from ..interface import argument, option
+from ..interface import argument
 from ..random import Key
 from .decode import Square, fill, fill_shared, side_of, square
 from .splits import Split
@@ -43,11 +43,13 @@ def decode(
     *,
     workers: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
+    skipping: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
     """All images of a split as one tensor; files become RGB bytes of exactly size × size.
 
-    Images in memory stay unchanged, except that bytes of another size are resized.
+    Images in memory stay unchanged, except that bytes of another size are resized. `skipping` is how the caller's
+    interface skips unreadable images, for the error; "" where it cannot.
     """
     if on_bad_image not in ("fail", "skip"):
         raise SettingsError(f"{argument('on_bad_image')} is {on_bad_image!r}; choose fail or skip")
@@ -60,7 +62,7 @@ def decode(
     with enough_memory(workers):
         shared = Shared.of(*shape) if _by_processes(workers, len(split)) else None
         images = torch.from_numpy(shared.rows) if shared else torch.empty(shape, dtype=torch.uint8)
-    good, skipped = _read_all(split, size, shared or images.numpy(), workers, on_bad_image, progress)
+    good, skipped = _read_all(split, size, shared or images.numpy(), workers, on_bad_image, skipping, progress)
     return Decoded(images, split) if good is None else Decoded(_compacted(images, good), split.keep(good), skipped)
 
 
@@ -70,11 +72,12 @@ def readable(
     *,
     workers: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
+    skipping: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Split, tuple[str, ...]]:
     """The split without unreadable files, and what was skipped; no image is kept in memory."""
     size = _check_size(split, size)
-    good, skipped = _read_all(split, size, None, workers or cores(), on_bad_image, progress)
+    good, skipped = _read_all(split, size, None, workers or cores(), on_bad_image, skipping, progress)
     return (split if good is None else split.keep(good)), skipped
 
 
@@ -94,6 +97,7 @@ def _read_all(
     room: Any,
     workers: int,
     on_bad_image: str,
+    skipping: str,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[Tensor | None, tuple[str, ...]]:
     """Decode every file, into `room` if given. Returns a mask of the good ones (None: all), and the skipped ones."""
@@ -114,7 +118,7 @@ def _read_all(
             found = pool.map(work, slices, [list(paths[each]) for each in slices], repeat(size))
             for start, part in zip(starts, found):
                 if part and on_bad_image == "fail":
-                    raise _unreadable(paths[start + part[0][0]], part[0][1])
+                    raise _unreadable(paths[start + part[0][0]], part[0][1], skipping)
                 bad.update((start + row, reason) for row, reason in part)
                 if progress is not None:
                     progress(min(start + _CHUNK, total), total)
@@ -140,10 +144,9 @@ def _by_processes(workers: int, images: int) -> bool:
     return START == "fork" and workers > 1 and images >= _MANY and not current_process().daemon
 
 
-def _unreadable(path: Path, reason: str) -> DataError:
-    return DataError(
-        f"cannot read {path}: {reason}; repair or remove it, or skip such images with {option('on_bad_image', 'skip')}"
-    )
+def _unreadable(path: Path, reason: str, skipping: str) -> DataError:
+    otherwise = f", or skip such images with {skipping}" if skipping else ""
+    return DataError(f"cannot read {path}: {reason}; repair or remove it{otherwise}")
 
 
 def _compacted(images: Tensor, good: Tensor) -> Tensor:

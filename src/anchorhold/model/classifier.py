@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, RunError
-from ..interface import option
+from ..interface import Placeholder, setting
 from ..runs.folder import EXPORT, Run
 from .embedder import Embedder
 from .hub import called, impatient
@@ -74,7 +74,8 @@ def _from_timm(tag: str, model: Embedder) -> Linear | None:
     except Exception as error:  # timm, the hub or the network may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"could not download the classifier of {tag!r} ({reason}); give a file with {option('weights', 'FILE')}"
+            f"could not download the classifier of {tag!r} ({reason}); give a file with "
+            f"{setting('model.weights', Placeholder('FILE'))}"
         ) from None
     last: nn.Module = whole.get_classifier()
     if not isinstance(last, nn.Linear) or last.in_features != model.width:

@@ -11,13 +11,14 @@ from torch import nn
 
 from ..errors import AnchorholdError, ModelError, check, lacks_memory, nearest
 from ..extensions import USER, Origin, imported, is_hub, kind_of, reason_of, searched_here
-from ..interface import option
+from ..interface import option, worded
 from .backbones import is_own
 from .embedder import Embedder, load_embedder
 from .encoders import encoder_named, is_encoder
 from .hub import called, fetch
 from .preprocessing import INTERPOLATIONS
 from .trainable import Trainable, load_trainable
+from .weights import NoWeights
 from .wrap import Size, Victim, wrap
 
 __all__ = ["load", "load_model"]
@@ -150,7 +151,10 @@ def _pretrained(spec: str, mean: Sequence[float] | None, std: Sequence[float] | 
         mean, std = (known.mean, known.std) if mean is std is None else (mean, std)
         size = size or known.input_size[-2:]
     way = _own_way(known, size) if known and name != spec else None
-    model = Embedder(name, 0, "imagenet", mean=mean, std=std, size=size, preprocessing=way)
+    try:
+        model = Embedder(name, 0, "imagenet", mean=mean, std=std, size=size, preprocessing=way)
+    except NoWeights as error:
+        raise error.instead(worded(f"{name}=FILE", f"ah.Embedder({name!r}, weights=FILE)")) from None
     model.preset = spec if way else ""
     return model
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import safetensors
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import AnchorholdError, ModelError, lacks_memory
 from ..extensions import is_hub
-from ..interface import option, worded
+from ..interface import resuming
 from ..runs.fields import dig, parsed
 from ..runs.files import regular
 from ..runs.folder import EXPORT
@@ -30,6 +29,7 @@ from .pickles import read_pickle
 __all__ = [
     "METADATA",
     "LoadReport",
+    "NoWeights",
     "Source",
     "check_model",
     "check_numbers",
@@ -64,6 +64,18 @@ _PREFIXES = (
 )
 _HEADS = ("fc.", "classifier.", "head.")
 _NORMALISER = re.compile(r"(^|\.)normali[sz]er?\.")
+
+
+class NoWeights(ModelError):
+    """Weights that cannot be had by their name. A caller that was given the name otherwise says how to give others."""
+
+    def __init__(self, problem: str, *, exist: bool = True) -> None:
+        super().__init__(f"{problem}; give a file, as in ah.Embedder(…, weights=FILE){'' if exist else ', or None'}")
+        self.problem, self.exist = problem, exist
+
+    def instead(self, file: str, none: str = "") -> ModelError:
+        """The error that names another way: what gives a file, and what gives none, if the weights do not exist."""
+        return ModelError(f"{self.problem}; give a file, as in {file}{f', or none with {none}' if none else ''}")
 
 
 @dataclass(frozen=True)
@@ -129,7 +141,7 @@ def check_model(path: Path) -> None:
         return  # its reader reports it
     if reason:
         resumable = (path.parent / "last.safetensors").is_file() and (path.parent / "run.json").is_file()
-        again = _resuming(path.parent)
+        again = resuming(path.parent)
         todo = f", or run `{again}` to export it again from the checkpoint" if resumable else ""
         raise ModelError(f"{path} is damaged or was replaced ({reason}); restore it from a copy{todo}")
 
@@ -168,7 +180,7 @@ def file_of(source: Source) -> Path:
         if (path / EXPORT).is_file():
             return path / EXPORT
         begun = (path / "run.json").is_file()
-        todo = f"finish the run: {_resuming(source)}" if begun else "give a file or a finished run"
+        todo = f"finish the run: {resuming(source)}" if begun else "give a file or a finished run"
         raise ModelError(f"weights {str(source)!r}: no {EXPORT} in this folder; {todo}")
     if not path.is_file():
         raise ModelError(
@@ -222,11 +234,6 @@ def check_numbers(tensors: Mapping[str, Tensor], label: str, own: Mapping[str, T
             raise ModelError(f"{label}: {name} holds whole numbers ({tensor.dtype}); save the weights as float32")
 
 
-def _resuming(run: str | Path) -> str:
-    """What resumes a run, for a message."""
-    return worded(f"anchorhold resume {quote(str(run))}", f"ah.resume({str(run)!r})")
-
-
 # ---------------------------------------------------------------- by name
 
 
@@ -235,9 +242,7 @@ def name_in_timm(source: str, name: str) -> str:
     if source != "imagenet":
         return source.removeprefix("timm:")
     if is_own(name):
-        raise ModelError(
-            f"no ImageNet weights exist for {name!r}; use {worded('--weights none', 'weights=None')} or a file"
-        )
+        raise NoWeights(f"no ImageNet weights exist for {name!r}", exist=False)
     return f"{name}.tv_in1k" if re.fullmatch(r"resnet(18|34|50|101|152)", name) else name
 
 
@@ -256,9 +261,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
             model = timm.create_model(tag, pretrained=True, num_classes=0, in_chans=channels, **sides)
     except Exception as error:  # timm, the hub or the network may raise anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"could not download the weights {tag!r} ({reason}); give a file with {option('weights', 'FILE')}"
-        ) from None
+        raise NoWeights(f"could not download the weights {tag!r} ({reason})") from None
     state: dict[str, Tensor] = model.state_dict()
     return state
 

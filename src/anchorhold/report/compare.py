@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from ..errors import RunError, check, nearest
-from ..interface import option
+from ..interface import Placeholder, option
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
 from ..runs.audits import attack_in_words
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 COLLAPSE = "collapse"
+_ROW = Placeholder("ROW")
 SAME = 0.05  # points that training's evaluation and an audit may differ by, since their batches round differently
 GAIN = "gain"  # verdict for rows from robust weights: a note compares the gain over plain weights
 SHORT = {"ers": "ers_published", "ars": "ars_published"}  # matrices are compared with the papers
@@ -210,7 +211,7 @@ def published_table(entries: Sequence[Entry]) -> Table:
     repeating = [entry for entry in entries if row_of(entry) is not None]
     if not repeating:
         raise RunError(
-            f"no run here repeats a published row; train with {option('row', 'ROW')}, or name rows in rows.toml"
+            f"no run here repeats a published row; train with {option('row', _ROW)}, or name rows in rows.toml"
         )
     values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PAPER)}
     shown = [replace(values[key].column, span=False, spare=key in _BESIDE_SPARE) for key in _BESIDE]
@@ -224,7 +225,7 @@ def reproduced_table(entries: Sequence[Entry]) -> Table:
     exact = [entry for entry, row in repeating if not departures(entry, row)]
     if not exact:
         raise RunError(
-            f"no audited run here has the settings of a published row; train with {option('row', 'ROW')}, then audit"
+            f"no audited run here has the settings of a published row; train with {option('row', _ROW)}, then audit"
         )
     values = {value.column.key: value for value in (*_ABOUT, *VALUES.values(), *_PAPER)}
     shown = [replace(values[key].column, span=False) for key in _EXACT]

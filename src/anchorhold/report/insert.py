@@ -21,7 +21,8 @@ from .collect import Entry, collect
 from .compare import published_table, reproduced_table, runs_table
 from .entangled import entanglement
 from .protocols import columns_table, strong_table
-from .tables import Table, render
+from .rendering import render
+from .tables import Table
 
 __all__ = ["TABLES", "regenerated", "write_into"]
 
@@ -42,36 +43,36 @@ _END = "<!-- end -->"
 def write_into(page: Path, folders: Sequence[Path]) -> tuple[int, tuple[str, ...]]:
     """Regenerate the tables of these folders in `page`; returns their number and what was left out.
 
-    `page` may be a folder: then it is done for every Markdown page in it that has such a table.
+    `page` may be a folder: then it is done for every Markdown page in it that has such a table. A page that would stay
+    the same is not written. Every page is read before one is written.
     """
+    pages = sorted(page.glob("*.md")) if page.is_dir() else [page]
+    texts = {each: _read(each) for each in pages}
+    made = {each: regenerated(text, each.parent, folders) for each, text in texts.items()}
+    count = sum(tables for _, tables, _ in made.values())
     if page.is_dir():
-        return _into_folder(page, folders)
+        todo = f"add <!-- compare {folders[0]} --> and {_END}"
+        check(count > 0, f"no page in {page} has a table of these folders: {todo}")
+    else:
+        check(count > 0, f"{page} has no table of these folders: {_others(texts[page], folders)}")
+    for each, (text, _, _) in made.items():
+        if text != texts[each]:
+            with atomic(each) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    return count, tuple(dict.fromkeys(problem for _, _, problems in made.values() for problem in problems))
+
+
+def _read(page: Path) -> str:
     try:
-        text = regular(page).read_text(encoding="utf-8")
+        return regular(page).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"cannot read {page}: {error}") from None
-    made, count, problems = regenerated(text, page.parent, folders)
+
+
+def _others(text: str, folders: Sequence[Path]) -> str:
+    """What a page without a table of these folders has instead, or needs."""
     others = [f"'{found['asked']}'" for line in text.split("\n") if (found := _BEGIN.fullmatch(line))]
-    instead = f"it has {', '.join(others)}" if others else f"add <!-- compare {folders[0]} --> and {_END}"
-    check(count > 0, f"{page} has no table of these folders: {instead}")
-    if made != text:
-        with atomic(page) as temporary:
-            temporary.write_text(made, encoding="utf-8")
-    return count, problems
-
-
-def _into_folder(place: Path, folders: Sequence[Path]) -> tuple[int, tuple[str, ...]]:
-    count = 0
-    problems: dict[str, None] = {}
-    for page in sorted(place.glob("*.md")):
-        made, tables, left_out = regenerated(regular(page).read_text(encoding="utf-8"), place, folders)
-        problems |= dict.fromkeys(left_out)
-        count += tables
-        if tables:
-            with atomic(page) as temporary:
-                temporary.write_text(made, encoding="utf-8")
-    check(count > 0, f"no page in {place} has a table of these folders: add <!-- compare {folders[0]} --> and {_END}")
-    return count, tuple(problems)
+    return f"it has {', '.join(others)}" if others else f"add <!-- compare {folders[0]} --> and {_END}"
 
 
 def regenerated(text: str, beside: Path, folders: Sequence[Path]) -> tuple[str, int, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..console import shown
 from ..display import frame_of, html_table
 from ..errors import RunError, lacks_memory
-from ..interface import option, worded
+from ..interface import option, resuming, worded
 from .fields import dig, field, number, parsed
 from .files import regular
 from .schemas import RUN_SCHEMA, upgraded
@@ -54,7 +54,7 @@ class Run:
         if not replace and any((run.path / f"{name}.safetensors").exists() for name in ("last", "previous", "model")):
             raise RunError(
                 f"{run.path} already holds a run; to resume it, "
-                + worded(f"run `anchorhold resume {run.path}`", f"call ah.resume({str(run.path)!r})")
+                + worded(f"run `{resuming(run.path)}`", f"call {resuming(run.path)}")
                 + f", or choose another {option('out')}"
             )
         try:

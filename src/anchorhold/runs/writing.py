@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import AnchorholdError, RunError
-from ..interface import worded
+from ..interface import resuming, worded
 from .locks import PART, flocked, let_go
 
 __all__ = ["RUN_FILES", "appended", "atomic", "csv_cell", "csv_text", "no_link", "refused"]
@@ -94,11 +94,7 @@ def refused(path: Path, error: Exception) -> RunError | None:
     if number in _FAILED:
         reason, todo = _FAILED[number]
         resumable = path.name in RUN_FILES and (path.parent / "run.json").exists()
-        again = (
-            worded(f"run `anchorhold resume {path.parent}`", f"call ah.resume({str(path.parent)!r})")
-            if resumable
-            else "try again"
-        )
+        again = worded(f"run `{resuming(path.parent)}`", f"call {resuming(path.parent)}") if resumable else "try again"
         return RunError(f"{reason}: {path} was not written, and its old version is intact; {todo}, then {again}")
     if isinstance(error, OSError) or number is not None:
         reason = f"{path.parent} is a file" if os.path.isfile(path.parent) else _reason(error)

@@ -8,7 +8,6 @@ anchorhold resume runs/hm32
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from ..device import computer_of, device_named
 from ..distributed import Ranks, joined
 from ..errors import ModelError, RunError
 from ..extensions import Origin, is_hub
-from ..interface import option, worded
+from ..interface import option, resuming, worded
 from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
@@ -167,7 +166,7 @@ def resume(
     run = Run(out, writes=ranks.first)
     ranks.once(run.read_json)  # before locking, so that a folder without a run stays untouched
     report = report if report and ranks.first else Silent()
-    command = worded(f"anchorhold resume {quote(str(run.path))} --allow {{}}", "allow=['{}']")
+    command = worded(f"{resuming(run.path)} --allow {{}}", "allow=['{}']")
     given = frozenset() if defence is None else frozenset({name_of(defence)})
     origin = Origin(str(run.path / "run.json"), frozenset(allow) | given, command)
     with one_writer(out, ranks, report):

@@ -16,11 +16,12 @@ from ..defences.own import name_of
 from ..defences.settings import Inner, ProxySettings
 from ..defences.teacher import teacher_of
 from ..errors import check
-from ..interface import worded
+from ..interface import Placeholder, setting, worded
 from ..model.embedder import Embedder
 from ..model.encoders import preset_of
 from ..model.preprocessing import preprocessing_of
 from ..model.trainable import Trainable, trainable
+from ..model.weights import NoWeights
 from ..model.wrap import fingerprint_of
 from ..perturb.settings import Threat, threat_of
 from ..pretraining.settings import DistilLogitsSettings
@@ -158,15 +159,19 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
     channels = 3 if sample is None else sample.shape[-1]
     side = settings.data.crop or settings.data.resize
     size = (side, side) if side or sample is None else sample.shape[1:3]
-    return Embedder(
-        m.backbone,
-        m.dim,
-        m.weights or None,
-        channels=channels,
-        size=size,
-        freeze_batchnorm=m.freeze_batchnorm,
-        seed=settings.train.seed,
-    )
+    try:
+        return Embedder(
+            m.backbone,
+            m.dim,
+            m.weights or None,
+            channels=channels,
+            size=size,
+            freeze_batchnorm=m.freeze_batchnorm,
+            seed=settings.train.seed,
+        )
+    except NoWeights as error:
+        none = "" if error.exist else setting("model.weights", "")
+        raise error.instead(setting("model.weights", Placeholder("FILE")), none) from None
 
 
 def data_from(data: Any, section: Any) -> Dataset:

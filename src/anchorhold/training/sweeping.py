@@ -42,7 +42,8 @@ from ..report.collect import collect
 from ..report.compare import runs_table
 from ..report.matrix import leaves, matrix
 from ..report.plots import plot_against
-from ..report.tables import Table, called, render
+from ..report.rendering import render
+from ..report.tables import Table, called
 from ..runs.fields import dig, table
 from ..runs.folder import Run
 from ..runs.locks import one_writer
