@@ -306,7 +306,7 @@ def test_print_stands_beside_what_came_out(capsys: Any, monkeypatch: pytest.Monk
     assert asked["out"] == Path("runs/hm-t6-cub-hm-lga-ics-8-3")
     assert asked["settings"].defence.ics == 0.5
     run(capsys, monkeypatch, "train", "cub")
-    assert (asked["row"], asked["settings"].recipe) == ("", "hm-lga")
+    assert (asked["row"], asked["settings"].recipe) == ("", "robust")
 
 
 def test_a_run_without_a_row_says_so(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
