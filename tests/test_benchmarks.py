@@ -46,7 +46,17 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["speed.py", "scale.py", "accuracy.py", "sensitivity.py", "starts.py", "kills.py", "recipes.py", "search_peers.py", "peers.py"],
+    [
+        "speed.py",
+        "scale.py",
+        "accuracy.py",
+        "sensitivity.py",
+        "starts.py",
+        "kills.py",
+        "recipes.py",
+        "search_peers.py",
+        "peers.py",
+    ],
 )
 def test_every_benchmark_says_what_it_does(name: str) -> None:
     done = run(name, "--help")
