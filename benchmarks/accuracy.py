@@ -33,14 +33,14 @@ ARMS: dict[str, Found] = {"slow": {"precision": "tf32", "compile": "off"}, "fast
 
 @contextmanager
 def every_unit_kept() -> Iterator[None]:
-    """Inner attacks of training in which nobody leaves, whatever it has reached."""
+    """Inner attacks of training that drop no triplet, not even one that met its goal."""
     usual = vars(Inner)["budget"].fget
     with mock.patch.object(Inner, "budget", property(lambda inner: replace(usual(inner), drop=False))):
         yield
 
 
 def trained(arm: str, seed: int, data: ah.Dataset, args: argparse.Namespace) -> Found:
-    """R@1 and ERS after so many pair-epochs, trained the slow or the fast way and audited the same way."""
+    """R@1 and ERS after N pair-epochs, trained the slow or the fast way and audited the same way."""
     changes = {
         "model": {"weights": args.weights},
         "train": {"epochs": args.epochs, "seed": seed, "evaluate_every": args.epochs, **ARMS[arm]},

@@ -61,7 +61,7 @@ def metrics(device: str, count: int, dim: int, classes: int) -> Callable[[], Fou
 
 
 def nmi(device: str, count: int, dim: int, classes: int, iterations: int) -> Callable[[], Found]:
-    """NMI of the same, as many clusters as classes, after at most so many iterations (25 is what scores are made with).
+    """NMI of the same, as many clusters as classes, after at most N iterations (scores are made with 25).
 
     k-means ends where nothing changes any more, which on such points in many dimensions may be after the first.
     """
@@ -91,7 +91,7 @@ def search(device: str, count: int, dim: int = 128, queries: int = 100, k: int =
 
 
 def training(device: str, steps: int = 8, pairs: int = 56) -> Callable[[], Found]:
-    """Milliseconds of a min-max step, of which nobody leaves early: inner `steps` on `pairs` triplets.
+    """Milliseconds of a min-max step that drops no triplet: inner `steps` on `pairs` triplets.
 
     On a GPU ResNet-18 at 224 pixels, on a CPU a small net at 16.
     """
@@ -144,7 +144,7 @@ def images(device: str, count: int, store: str, side: int = 256) -> Callable[[],
     place = tempfile.TemporaryDirectory()
     noise = np.random.default_rng(0)
     own = Path(place.name)
-    for number in range(32):  # so many different files; the others are links to them
+    for number in range(32):  # different files; the others are links to them
         coarse = Image.fromarray(noise.integers(0, 256, (24, 24, 3), dtype=np.uint8))
         coarse.resize((300, 280), Image.Resampling.BILINEAR).save(own / f"{number}.jpg", quality=90)
     for number in range(32, count):
@@ -187,7 +187,7 @@ def stores(device: str, root: str, weights: str, store: str) -> Callable[[], Fou
 
 
 def ranks(device: str, ranks: int) -> Callable[[], Found]:
-    """An audit of all test digits by so many ranks, with one thread each."""
+    """An audit of all test digits by N ranks, with one thread each."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
     def work() -> Found:

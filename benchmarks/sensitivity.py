@@ -4,10 +4,10 @@
 
 `as-is` trains the natural recipe; `webp` on the same images, stored once more as WebP of a much lower quality, and
 `webp-55` of a somewhat lower one; `variances` from the same weights, with the running variances of the last stage, most
-of which are estimated, moved by 15 % at random. Each is trained for as long as the row, with R@1 at every look; one
+of which are estimated, moved by 15 % at random. Each is trained for as long as the row, with R@1 every five epochs; one
 that moves R@1 by as much as the row is off says what the row depends on.
 
-`distortion` trains nothing. It estimates what the files lost when they were made, which nobody can measure without the
+`distortion` trains nothing. It estimates what the files lost when they were made, which cannot be measured without the
 originals, beside what storing them again takes: mean squared errors, in levels of 255, over images that were made
 smaller first, so that they come near to images that were never compressed. Neither does `features`: R@1 of the pooled
 features, before any training, with each of these changes and with all those variances too large or too small alike.
@@ -157,8 +157,8 @@ def main() -> None:
         images, weights = changed(name, data, args.weights, place)
         changes = {"model": {"weights": weights}, "train": {"epochs": args.epochs}}
         run = ah.fit(None, images, "natural", place / name, overrides=changes)
-        looks = [{"epoch": row["epoch"], "r1": row["r1"]} for row in run.metrics() if "r1" in row]
-        made.keep(name, looks)
+        evaluations = [{"epoch": row["epoch"], "r1": row["r1"]} for row in run.metrics() if "r1" in row]
+        made.keep(name, evaluations)
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def cpu(args: argparse.Namespace) -> Found:
 
 
 def ascent(model: ah.Embedder) -> Found:
-    """Microseconds of an image-step that nobody leaves, compiled and not, by batch size."""
+    """Microseconds of an image-step of which no image is dropped, compiled and not, by batch size."""
     device = torch.device("cuda")
     model = model.to(device).to(memory_format=torch.channels_last)
     found: Found = {}
@@ -229,7 +229,7 @@ class Enough(Exception):
 
 
 class Until(Silent):
-    """Ends a run when its record has so many epochs."""
+    """Ends a run when its record has N epochs."""
 
     def __init__(self, run: Run, epochs: int) -> None:
         self.run, self.epochs = run, epochs

@@ -28,7 +28,7 @@ from anchorhold.runs.provenance import provenance
 from anchorhold.training.evaluation import recall_under_attack, retrieval
 
 HELD_OUT = 20  # training classes
-EPS, STEPS = 8 / 255, 20  # of the attack on R@1, as in looks during training
+EPS, STEPS = 8 / 255, 20  # of the attack on R@1, as in the evaluations during training
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # t
 
 
@@ -42,7 +42,7 @@ def mixed(natural: Mapping[str, Tensor], robust: Mapping[str, Tensor], share: fl
 
 
 def measured(weights: str, images: Images, queries: int) -> dict[str, float]:
-    """R@1 in percent, and under an attack on so many queries; 0 leaves that out."""
+    """R@1 in percent, and under an attack on N queries; 0 leaves that out."""
     model = ah.Embedder("resnet18", 0, weights).to(images.labels.device).eval()
     found, gallery = retrieval(model, images)
     if not queries:

@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -60,3 +62,46 @@ def test_the_pictures_are_of_the_recorded_audits(curves: ModuleType) -> None:
         assert picture.stat().st_size < 200_000
         with Image.open(picture) as file:
             assert file.info["Description"] == curves.told(drawn), name
+
+
+def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A script of docs/pictures, which imports its style from beside it."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    spec = importlib.util.spec_from_file_location(f"pictures_{name}", SCRIPT.parent / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_picture_of_an_attack_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    try:
+        picture = module_of("attack", monkeypatch).main(tmp_path, epochs=2)
+    finally:
+        sys.modules.pop("style", None)
+    assert picture.parent == tmp_path
+    with Image.open(picture) as drawn, Image.open(SCRIPT.parent / picture.name) as shown:
+        assert drawn.width > 800 and abs(drawn.width / drawn.height - shown.width / shown.height) < 0.2
+
+
+@pytest.mark.slow
+def test_the_screenshots_are_of_the_pages(tmp_path: Path) -> None:
+    """One part of a page has the size that was asked for, and is not empty; a repeated one is the same."""
+    if shutil.which("chromium") is None:
+        pytest.skip("needs chromium")
+    folder = tmp_path / "pictures"
+    shutil.copytree(SCRIPT.parent, folder, ignore=shutil.ignore_patterns("*.png"))
+    text = "<body style='background: linear-gradient(red, blue)'><h1>page</h1><div style='height: 4000px'></div>"
+    for name in ("audit/page.html", "run/training.html", "compare.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    asked = [sys.executable, "pages.py", *(str(tmp_path / name) for name in ("audit", "run", "compare.html"))]
+    subprocess.run(asked, cwd=folder, check=True, capture_output=True)
+    sizes = {"audit-page": 1895, "audit-examples": 3190 - 2460, "training-page": 1645, "compare-page": 630}
+    assert {path.stem for path in folder.glob("*.png")} == set(sizes)
+    for name, height in sizes.items():
+        with Image.open(folder / f"{name}.png") as drawn:
+            assert drawn.size == (1000, height) and len(drawn.convert("RGB").getcolors(10**6) or ()) > 10, name

@@ -6,7 +6,7 @@ number is a position in a list. A key that contains a dot, a bar or a colon stan
 
 {repo}`results/cub/hm-lga/audit.json` links to a file or a folder of the repository.
 
-A file, a place or a format that does not exist is an error, and the build fails.
+A file outside the repository, or a file, a place or a format that does not exist, is an error, and the build fails.
 """
 
 import json
@@ -25,6 +25,8 @@ from sphinx.util.docutils import SphinxRole
 __all__ = ["Unfilled", "filled", "setup", "value_at"]
 
 _PART = re.compile(r'"([^"]+)"|([^."]+)')
+_FORMAT = re.compile(r"\+?,?(?:d|\.\d[feg%])")
+_SHORT = re.compile(r"\.\d\d?")  # of a text, such as a commit: its first letters
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +73,11 @@ def value_at(tree: Any, place: str) -> Any:
     return tree
 
 
+def _within(path: Path, root: Path) -> bool:
+    """Whether a path is in the repository, links followed."""
+    return root.resolve() in [path.resolve(), *path.resolve().parents]
+
+
 def filled(text: str, root: Path) -> tuple[str, Path]:
     """What {num} writes for its text, and the file it was read from."""
     file, colon, rest = text.partition(":")
@@ -78,8 +85,8 @@ def filled(text: str, root: Path) -> tuple[str, Path]:
     if not colon or not bar or not place or not form:
         raise Unfilled("write file.json:place|format, such as results/demo/seed-0.json:seconds|.0f")
     path = root / file.strip()
-    if not path.is_file():
-        raise Unfilled(f"there is no file {file.strip()}")
+    if not path.is_file() or not _within(path, root):
+        raise Unfilled(f"there is no file {file.strip()} in the repository")
     try:
         tree = _read(path, path.stat().st_mtime_ns)
     except ValueError as error:
@@ -87,6 +94,8 @@ def filled(text: str, root: Path) -> tuple[str, Path]:
     value = value_at(tree, place.strip())
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise Unfilled(f"{place} is {str(value)[:60]}, which is neither a number nor a text")
+    if not (_SHORT if isinstance(value, str) else _FORMAT).fullmatch(form.strip()):
+        raise Unfilled(f"{form.strip()!r} is no format of {value!r}; write d, .1f, +.1f or ,d, and .7 for a text")
     if isinstance(value, float) and not math.isfinite(value):
         raise Unfilled(f"{place} is {value}")
     try:
@@ -125,7 +134,7 @@ class Repository(_Role):
         text, path = (told[1], told[2]) if told else (self.text, self.text)
         name, _, anchor = path.strip().partition("#")
         place = self.root() / name
-        if not place.exists() or self.root() not in [place.resolve(), *place.resolve().parents]:
+        if not place.exists() or not _within(place, self.root()):
             return self.missing(f"there is no file {name} in the repository")
         kind = "tree" if place.is_dir() else "blob"
         address = f"{self.config.repository_url}/{kind}/{self.config.repository_branch}/{name.rstrip('/')}"

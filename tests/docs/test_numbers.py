@@ -36,6 +36,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def outside(root: Path) -> Path:
+    """The repository, beside a file that does not belong to it."""
+    (root.parent / "outside.json").write_text('{"a": 1}')
+    (root / "results" / "link.json").symlink_to(root.parent / "outside.json")
+    return root
+
+
 @pytest.mark.parametrize(
     ("text", "written"),
     [
@@ -44,7 +52,7 @@ def root(tmp_path: Path) -> Path:
         ("results/a.json:a.list.1.x|+d", "-7"),
         ("results/a.json:ES:R|.1f", "13.7"),
         ("results/a.json:GTT@1|.0f", "2"),
-        ("results/a.json:text|s", "cuda"),
+        ("results/a.json:text|.3", "cud"),
     ],
 )
 def test_a_number_is_written_as_asked(root: Path, text: str, written: str) -> None:
@@ -63,7 +71,15 @@ def test_a_number_is_written_as_asked(root: Path, text: str, written: str) -> No
         "results/a.json:ES:R.value|.1f",
         "results/a.json:a.list|d",
         "results/a.json:yes|d",
-        "results/a.json:no|s",
+        "results/a.json:no|d",
+        "results/a.json:text|s",
+        "results/a.json:text|>9999999",
+        "results/a.json:GTT@1|99999999.1f",
+        "results/a.json:GTT@1|x^30",
+        "results/a.json:GTT@1|f",
+        "../outside.json:a|d",
+        "results/link.json:a|d",
+        "/etc/hosts:a|d",
         "results/a.json:text|.1f",
         "results/a.json:ES:R|.1q",
         "results/a.json:ES:R",
@@ -73,9 +89,9 @@ def test_a_number_is_written_as_asked(root: Path, text: str, written: str) -> No
         "results/a.json:a..list|d",
     ],
 )
-def test_what_is_not_there_is_an_error(root: Path, text: str) -> None:
+def test_what_is_not_there_is_an_error(outside: Path, text: str) -> None:
     with pytest.raises(Unfilled):
-        filled(text, root)
+        filled(text, outside)
 
 
 def test_a_place_with_dots_in_a_key() -> None:

@@ -72,7 +72,7 @@ def score_in(audit: Mapping[str, Any] | None, protocol: str, score: str) -> Esti
 
 
 def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
-    """A score of a run; of a collapsed model, the word, since its ERS of about 30 means nothing."""
+    """A score of a run; of a collapsed model, the word, since its ERS means nothing."""
 
     def of(entry: Entry) -> Cell:
         audit = dict(entry.strongest.audit or {}) if protocol == "strong" and entry.strongest else entry.audit
