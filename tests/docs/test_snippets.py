@@ -43,6 +43,14 @@ import anchorhold as ah
 net = nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 """
+# Labels that the shortened commands do not print: one epoch, too few queries for the worst classes, no curve.
+# And a class of the reader's photos.
+LESS = {
+    "docs/audit/quick-start.md": {"epochs", "worst"},
+    "docs/guides/comparing.md": {"strong"},
+    "docs/guides/searching.md": {"cup"},
+    "docs/train/quick-start.md": {"epochs"},
+}
 _FOLDER = r"\b(?:runs|audits)/[\w-]+"
 
 
@@ -134,6 +142,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def words_in(text: str) -> set[str]:
+    """The labels of an output: its words, without numbers and without what an ellipsis leaves open."""
+    text = re.sub(r"\S*…\S*", " ", text)
+    return {word for word in re.findall(r"[^\W\d_][\w@]*", text) if not re.search(r"\d", word.replace("R@1", ""))}
+
+
 class Page:
     """A page that runs: its folder, its Python names, and what went wrong."""
 
@@ -194,6 +208,8 @@ class Page:
         for line in printed:
             if line.startswith("error: ") and line.rstrip("…") not in " ".join(said.split()):
                 self.problems.append(f"{where}: {command}\nprints {said!r}, not {line!r}")
+            if code == 0 and (absent := words_in(line) - words_in(said) - LESS.get(called(self.page), set())):
+                self.problems.append(f"{where}: {command}\nprints no {', '.join(sorted(absent))}: {said[-3000:]}")
 
     def inside(self, words: list[str]) -> tuple[int, str]:
         said, before = io.StringIO(), sys.argv
@@ -252,6 +268,49 @@ def test_the_snippets_of_a_page_run(page: Path, world: Path, tmp_path: Path, mon
             if str(getattr(sys.modules[name], "__file__", "")).startswith(str(place)):
                 del sys.modules[name]
     assert not running.problems, "\n\n".join(running.problems)
+
+
+NUMBER = re.compile(r"(?<![@\w.])\d+(?:\.\d+)?")  # not the 1 of R@1
+
+
+def masked(line: str) -> str:
+    """A line of output without its numbers and the width of its columns."""
+    return re.sub(r"\s+", "", NUMBER.sub("#", line))
+
+
+def unlike(printed: list[str], said: str, most: float) -> list[str]:
+    """The lines of a page that the output lacks, or has with a number that is further than `most` from the page's."""
+    lines: dict[str, list[str]] = {}
+    for line in said.splitlines():
+        lines.setdefault(masked(line), []).append(line)
+    wrong = []
+    for line in printed:
+        told = [float(number) for number in NUMBER.findall(line)]
+        found = [[float(number) for number in NUMBER.findall(each)] for each in lines.get(masked(line), [])]
+        near = any(all(abs(a - b) <= most for a, b in zip(each, told, strict=True)) for each in found)
+        wrong += [] if near or line.strip() in ("", "…") else [line]
+    return wrong
+
+
+def test_a_printed_number_that_is_far_off_is_found() -> None:
+    said = "R@1      87.5   2.5\nother 3"
+    assert unlike(["R@1  85.0   5.0", "…", ""], said, 2.5) == []
+    for line in ("R@1  84.9   2.5", "R@1  87.5", "R@2  87.5   2.5", "gone"):
+        assert unlike([line], said, 2.5) == [line]
+
+
+@pytest.mark.slow
+def test_the_quick_start_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At full size, one to two minutes: the numbers of the page, within three of its 40 queries."""
+    page = ROOT / "docs" / "audit" / "quick-start.md"
+    block = next(block for block in BLOCKS[page] if block.language == "console")
+    monkeypatch.chdir(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for command, printed in commands_of(block):
+        words = [sys.executable, "-m", *words_of(command)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert not unlike(printed, done.stdout, 7.5), done.stdout
 
 
 @pytest.mark.parametrize(

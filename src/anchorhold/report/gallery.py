@@ -6,7 +6,7 @@ A picture is encoded once and referenced by number. If there are many, all are s
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,20 +151,7 @@ def _cases(
         name = classes["query"].get(asked, "")
         target = _target(samples.get(f"{label}/targets"), rows.get(sample)) if attack in AIMED else None
 
-        def neighbours(which: str, other: str) -> list[Neighbour]:
-            ranks = {item: rank for rank, item in enumerate(lists[other], 1)}  # noqa: B023
-            return [
-                Neighbour(
-                    rank,
-                    album.small(images["gallery"].get(item)),
-                    classes["gallery"].get(item, ""),
-                    classes["gallery"][item] == name if item in classes["gallery"] else None,  # noqa: B023
-                    ranks.get(item),
-                    side == "gallery" and item == sample,  # noqa: B023
-                )
-                for rank, item in enumerate(lists[which][:SHOWN], 1)  # noqa: B023
-            ]
-
+        own = sample if side == "gallery" else None
         clean, perturbed = found["clean"][place], found["perturbed"][place]
         cases.append(
             Case(
@@ -180,13 +167,32 @@ def _cases(
                 album.noise(clean, perturbed),
                 album.small(None if target is None else images["gallery"].get(target)),
                 "" if target is None else classes["gallery"].get(target, ""),
-                neighbours("before", "after"),
-                neighbours("after", "before"),
+                _neighbours(lists["before"], lists["after"], name, own, pictures, album),
+                _neighbours(lists["after"], lists["before"], name, own, pictures, album),
                 len(lists["before"]),
                 _measures(attack, protocols[-1], samples, rows.get(sample)),
             )
         )
     return cases
+
+
+def _neighbours(
+    items: Sequence[int], others: Sequence[int], name: str, own: int | None, pictures: Pictures, album: "_Album"
+) -> list[Neighbour]:
+    """The first items of a list, with their ranks in the other list; `own` is the perturbed item, if it may be here."""
+    classes, images = pictures.classes.get("gallery", {}), pictures.images.get("gallery", {})
+    ranks = {item: rank for rank, item in enumerate(others, 1)}
+    return [
+        Neighbour(
+            rank,
+            album.small(images.get(item)),
+            classes.get(item, ""),
+            classes[item] == name if item in classes else None,
+            ranks.get(item),
+            item == own,
+        )
+        for rank, item in enumerate(items[:SHOWN], 1)
+    ]
 
 
 def _check(found: Mapping[str, Array]) -> None:
