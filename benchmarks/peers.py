@@ -425,6 +425,17 @@ def _members(embed: Any, images: Tensor, scene: Scene, ids: Tensor, ball: Ball) 
     return rows
 
 
+def most_turned(models: Mapping[str, list[Found]]) -> Found:
+    """The peer that turned the largest share of the queries that were right when clean, under any threat."""
+    every = [
+        {"percent": one["percent"], "peer": peer, "model": model, "norm": row["norm"], "eps": row["eps"]}
+        for model, rows in models.items()
+        for row in rows
+        for peer, one in row["peers"].items()
+    ]
+    return max(every, key=lambda one: float(one["percent"]), default={})
+
+
 def trained(folder: str, asked: str, seed: int) -> Mapping[str, nn.Module]:
     """The models: runs that are given, or natural and HM training on digits."""
     if asked:
@@ -468,6 +479,7 @@ def main() -> None:
             result["models"][Path(name).name] = []
             for row in compared(model.to(asked.device), threats, asked.limit, only, asked.members):
                 result["models"][Path(name).name].append(row)
+                result["most"] = most_turned(result["models"])
                 if asked.out:  # after every threat: a long run that is stopped leaves what it has
                     asked.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import anchorhold as ah
 from anchorhold.config.recipes import settings_from
 from anchorhold.data.splits import Dataset, Split
 from anchorhold.reproduce.rows import check_row, row_named, row_settings
@@ -51,6 +52,20 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert len(found["peers"]) == 6 and all(row["ratio"] > 0 for row in found["peers"].values())
     assert found["commit"] and found["versions"]["faiss-cpu"]
+
+
+@pytest.mark.slow
+def test_peers_attack_what_the_strong_audit_leaves(tmp_path: Path) -> None:
+    ah.fit(None, "digits", "natural", tmp_path / "run", overrides={"train.epochs": 1}, device="cpu")
+    out, options = tmp_path / "peers.json", ["--threats", "linf:0.02,l2:0.1", "--limit", "6", "--only", "mine"]
+    done = run("peers.py", "--models", str(tmp_path / "run"), *options, "--members", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    for row in found["models"]["run"]:
+        assert 0 < len(row["strong"]["left"]) <= row["right"] <= 6
+        assert all(set(peer["turned"]) <= set(row["strong"]["left"]) for peer in row["peers"].values())
+        assert {"starts", "adam", "momentum", "refine", "square"} <= set(row["members"])
+    assert found["most"]["percent"] == max(p["percent"] for r in found["models"]["run"] for p in r["peers"].values())
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from PIL import Image
 import anchorhold
 from anchorhold.attacks.menu import goal_named
 from anchorhold.auditing.flags import NARROW
-from anchorhold.auditing.members import MEMBERS
+from anchorhold.auditing.members import MEMBERS, most_steps
 from anchorhold.config.build import build, to_dict
 from anchorhold.config.recipes import parse_assignments, settings_from
 from anchorhold.report.collect import collect
@@ -928,3 +928,20 @@ def test_the_page_of_results_has_the_rows_with_their_own_settings() -> None:
     assert len(page.split()) < 1000
     reproduced = re.findall(r"^\| \{repo\}`\S+ <.*\| reproduced \|$", page, re.M)
     assert len({meant for line in reproduced if (meant := re.sub(r"-1$", "", line.split("`")[1].split()[0]))}) == 6
+
+
+def test_no_peer_turns_many_of_the_queries_that_the_strong_audit_leaves() -> None:
+    found = json.loads((ROOT / "results" / "strong" / "peers.json").read_text())
+    assert "dirty" not in found["commit"]
+    rows = [row for rows in found["models"].values() for row in rows]
+    shares = [100 * len(peer["turned"]) / row["right"] for row in rows for peer in row["peers"].values()]
+    assert len(rows) == 10 and {(row["norm"], row["eps"]) for row in rows} == {
+        ("linf", 0.03),
+        ("linf", 0.06),
+        ("linf", 0.1),
+        ("l2", 0.25),
+        ("l2", 0.5),
+    }
+    steps = most_steps(goal_named("margin", "corrected")) + 32  # of today's ensemble, beside the standard run
+    assert all(row["strong"]["steps_at_most"] == steps for row in rows)
+    assert max(shares) == pytest.approx(found["most"]["percent"]) and max(shares) <= 0.5
