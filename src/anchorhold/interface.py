@@ -1,11 +1,24 @@
 """The interface in use, the command line or Python, so that a message names what you can change there."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from shlex import quote
 
-__all__ = ["Placeholder", "argument", "command_line", "option", "resuming", "rooted", "setting", "worded"]
+__all__ = [
+    "Placeholder",
+    "argument",
+    "command_line",
+    "option",
+    "recorded",
+    "recording",
+    "replacing",
+    "resuming",
+    "rooted",
+    "setting",
+    "worded",
+]
 
+_recorded: dict[str, str] = {}
 _commands = False  # one value for the process, because worker threads and forked workers write messages too
 
 
@@ -18,6 +31,27 @@ def command_line() -> Iterator[None]:
         yield
     finally:
         _commands = before
+
+
+@contextmanager
+def recording(words: Mapping[str, object]) -> Iterator[None]:
+    """While it is open, an audit records what you typed, by option, so that its page can repeat the command.
+
+    >>> with recording({"model": "models:mine", "size": "64", "mean": "", "root": None}):
+    ...     recorded()
+    {'model': 'models:mine', 'size': '64'}
+    """
+    global _recorded
+    before, _recorded = _recorded, {name: str(word) for name, word in words.items() if word not in (None, "", 0)}
+    try:
+        yield
+    finally:
+        _recorded = before
+
+
+def recorded() -> dict[str, str]:
+    """What you typed, by option; empty in Python."""
+    return dict(_recorded)
 
 
 def worded(command: str, python: str) -> str:
@@ -88,6 +122,15 @@ def rooted(data: str) -> str:
     "ah.dataset('cub', root=…)"
     """
     return worded("--root", f"ah.dataset({data!r}, root=…)")
+
+
+def replacing() -> str:
+    """What replaces an audit that exists, as you would write it.
+
+    >>> replacing()
+    'replace=True'
+    """
+    return worded("--replace", "replace=True")
 
 
 def _dashed(name: str) -> str:

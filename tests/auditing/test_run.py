@@ -28,6 +28,7 @@ from anchorhold.auditing.run import Evidence
 from anchorhold.console import Silent
 from anchorhold.data.splits import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
+from anchorhold.interface import command_line
 from anchorhold.metrics import RANKED, evaluate
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.frozen import embed_all, frozen
@@ -406,7 +407,7 @@ def test_a_stopped_audit_goes_on_and_ends_the_same(
 
     monkeypatch.setattr(sweep_room, "Attack", running(interrupted))
     with pytest.raises(Interrupted, match="to resume"):
-        ah.audit(model, digits, **{**QUICK, "attacks": ["nearest"]}, out=tmp_path)
+        ah.audit(model, digits, **{**QUICK, "attacks": [*NINE, "nearest"]}, out=tmp_path)
 
 
 @pytest.mark.slow
@@ -431,6 +432,74 @@ def test_batches_may_be_missing_anywhere(
     assert numbers(ah.audit(model, digits, **four, out=tmp_path)) == numbers(whole)
 
 
+def test_an_audit_is_not_replaced_without_a_word(model: Embedder, digits: Split, tmp_path: Path) -> None:
+    small = {**QUICK, "limit": 12, "steps": 1, "protocols": "corrected", "examine": None}
+    here = {**small, "attacks": ["ES", "GTM"], "epsilons": (0.05, 0.1), "out": tmp_path / "a"}
+    first = ah.audit(model, digits, **here)
+    assert numbers(ah.audit(model, digits, **here)) == numbers(first)  # the same again
+    written = (tmp_path / "a" / "audit.json").read_bytes()
+    other = Embedder("small", 16, channels=1, size=8, seed=1).double()
+    others: list[tuple[Any, Any, dict[str, Any], str]] = [
+        (model, digits, {"attacks": ["GTM"]}, "ES"),
+        (model, digits, {"attacks": ["TMA", "GTM"], "limit": 5}, r"ES, its 12 queries \(now 5\)"),
+        (model, digits, {"limit": 20}, r"its 12 queries \(now 20\)"),
+        (model, digits, {"eps": 0.2, "epsilons": (0.05, 0.1, 0.2)}, r"its ε 0.1 \(now 51/255\)"),
+        (model, digits, {"steps": 2}, r"its steps 1 \(now 2\)"),
+        (model, digits, {"epsilons": ()}, "R@1 at ε 0.05, 0.1"),
+        (model, digits, {"protocols": "published", "epsilons": ()}, "the protocol corrected, R@1 at ε 0.05, 0.1"),
+        (other, digits, {}, "the results of another model"),
+        (model, digits.keep(torch.arange(100)), {}, "the results of other data"),
+    ]
+    for net, data, changes, words in others:
+        with pytest.raises(RunError, match=f"would lose {words}: give another out=, or replace=True to replace it$"):
+            ah.audit(net, data, **{**here, **changes})
+    assert (tmp_path / "a" / "audit.json").read_bytes() == written
+    more = ah.audit(model, digits, **{**here, "attacks": ["ES", "GTM", "TMA"]})
+    assert set(more.protocols["corrected"].columns) > set(first.protocols["corrected"].columns)
+
+    replaced = {**small, "attacks": ["GTM"], "limit": 5, "out": tmp_path / "a"}
+    ah.audit(model, digits, **replaced, replace=True)
+    assert json.loads((tmp_path / "a" / "audit.json").read_text())["data"]["attacked"][0] == 5
+    whole = ah.audit(model, digits, **here, replace=True)  # rows of either are not mixed
+    assert numbers(whole) == numbers(first)
+
+
+def test_replacing_a_strong_audit_deletes_its_receipts(model: Embedder, digits: Split, tmp_path: Path) -> None:
+    small = {**QUICK, "limit": 4, "steps": 1, "protocols": "corrected", "attacks": ["TMA"], "examine": None}
+    receipts = tmp_path / "receipts"
+    receipts.mkdir()
+    (receipts / "receipts.json").write_text("{}")
+    with pytest.raises(SettingsError, match="or give replace=True"):
+        ah.audit(model, digits, **small, out=tmp_path)
+    ah.audit(model, digits, **small, out=tmp_path, replace=True)
+    assert not receipts.exists()
+
+
+@pytest.mark.parametrize(("chosen", "words"), [(["GTM"], ""), (["TMA"], ", and margin to the attacks")])
+def test_an_audit_without_a_curve_says_so_last(model: Embedder, digits: Split, chosen: Any, words: str) -> None:
+    small = {**QUICK, "limit": 4, "steps": 1, "eps": 8 / 255, "examine": None, "attacks": chosen}
+    said = "R@1 against ε was not measured; add {}" + words
+    found = ah.audit(model, digits, **small)
+    assert str(found).endswith(said.format("epsilons=[8/255]"))
+    with command_line():
+        assert str(found).endswith(said.format("--curve 8/255"))
+    if not words:
+        assert "not measured" not in str(ah.audit(model, digits, **{**small, "epsilons": [8 / 255]}))
+    assert "not measured" not in str(ah.audit(model, digits, **small | {"protocols": "published"}))
+
+
+def test_the_output_taken_from_several_is_in_a_note(digits: Split) -> None:
+    class Several(nn.Module):
+        def forward(self, images: Tensor) -> dict[str, Tensor]:
+            vectors = images.flatten(1)
+            return {"features": vectors, "logits": vectors[:, :10]}
+
+    small = {**QUICK, "limit": 4, "steps": 1, "attacks": ["TMA"], "examine": None}
+    assert "vector: output 'features' (64 numbers)" in ah.audit(Several(), digits, **small).notes
+    chosen = ah.audit(ah.wrap(Several(), output="logits"), digits, **small)
+    assert "vector: output 'logits' (10 numbers)" in chosen.notes
+
+
 @pytest.mark.slow
 def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_path: Path) -> None:
     one = {**QUICK, "attacks": ["ES"], "protocols": "corrected", "out": tmp_path / "a"}
@@ -443,8 +512,9 @@ def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_p
         (model, dataclasses.replace(digits, images=digits.images.flip(1)), {}, "data"),  # as many, and of the same name
         (Embedder("small", 16, channels=1, size=8, seed=1).double(), digits, {}, "model"),
     ]
+    (tmp_path / "a" / "audit.json").unlink()  # as if it had been stopped
     for other, data, changes, words in others:
-        with pytest.raises(RunError, match=f"with another {words}; give another out=, or delete .*/a/shards"):
+        with pytest.raises(RunError, match=f"with another {words}; give another out=, or replace=True to replace it"):
             ah.audit(other, data, **{**one, **changes})
     ah.audit(model, digits, **{**one, "attacks": {"CA+": {"w": 2}}})
     with pytest.raises(RunError, match="another attack"):
@@ -669,7 +739,7 @@ def test_stopped_between_starts_it_goes_on_and_more_starts_may_be_added(
     assert made == 5
     whole = ah.audit(model, digits, **STARTS, out=tmp_path)
     assert made == 7 and numbers(whole) == numbers(repeated)
-    with pytest.raises(RunError, match="another start"):
+    with pytest.raises(RunError, match=r"its start random \(now zero\)"):
         ah.audit(model, digits, **{**STARTS, "threat": "standard", "seeds": 1}, out=tmp_path)
 
 

@@ -579,6 +579,16 @@ def test_until_goes_on_to_the_interval_asked_for(
         patch.setattr(sweep, "Attack", running(lambda *others, **more: made.append(others)))
         again = ah.audit(model, digits, out=tmp_path / "u", **{**settings, "limit": found.data["attacked"][0]})
     assert not made and again.to_dict()["protocols"] == found.to_dict()["protocols"]  # all rows are there
+    once_more = ah.audit(model, digits, until=0.7 * half, out=tmp_path / "u", **settings)  # the same command
+    assert once_more.to_dict()["protocols"] == found.to_dict()["protocols"]
+    with pytest.raises(RunError, match=r"would lose its \d+ queries \(now 12\): give another out="):
+        ah.audit(model, digits, until=2 * half, out=tmp_path / "u", **settings)
+    ah.audit(model, digits, until=2 * half, out=tmp_path / "u", replace=True, **settings)
+    assert {path.name for path in (tmp_path / "u").iterdir()} == left
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "Attack", running(lambda *others, **more: made.append(others)))
+        ah.audit(model, digits, out=tmp_path / "u", **settings)
+    assert not made  # the rows there are those of the last one
     with pytest.raises(SettingsError, match="needs ERS and so all nine"):
         ah.audit(model, digits, until=1.0, attacks=["GTT"], **settings)
 

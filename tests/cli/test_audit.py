@@ -59,7 +59,26 @@ def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytes
     code, again, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options)
     assert code == 0 and again == out and "30 of 30" not in err
     code, _, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options, "--seed", "1")
-    assert code == 2 and "another seed; give another --out, or delete a/shards" in err
+    assert code == 2 and "would lose its seed 0 (now 1): give another --out, or --replace to replace it" in err
+    code, _, err = run(capsys, monkeypatch, "audit", "m.safetensors", *QUICK, *options, "--seed", "1", "--replace")
+    assert code == 0, err
+    assert json.loads((tmp_path / "a" / "audit.json").read_text())["settings"]["seed"] == 1
+
+
+def test_the_page_has_the_command_as_it_was_typed(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    photographs(tmp_path)
+    given = ["--data", "photos", "--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "8"]
+    quick = ["--attacks", "TMA", "--limit", "3", "--steps", "1", "--device", "cpu"]
+    code, _, err = run(capsys, monkeypatch, "audit", "theirs:net", *given, *quick, "--out", "first")
+    assert code == 0, err
+    said = command_of(json.loads((tmp_path / "first" / "audit.json").read_text()))
+    assert said.startswith("anchorhold audit theirs:net " + " ".join(given))
+    assert said in html.unescape((tmp_path / "first" / "page.html").read_text())
+    code, _, err = run(capsys, monkeypatch, *said.split()[1:], "--device", "cpu", "--out", "again")
+    assert code == 0, err
+    first, again = (json.loads((tmp_path / name / "audit.json").read_text()) for name in ("first", "again"))
+    assert first["protocols"] == again["protocols"] and first["model"] == again["model"]
+    assert str(tmp_path) not in json.dumps(first)
 
 
 def test_held_out_classes_have_a_place_of_their_own(

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import anchorhold as ah
 from anchorhold.errors import RunError
 from anchorhold.report import charts, gallery
 from anchorhold.report.audit_page import bars_of, command_of, verdict_of, write_audit_page
@@ -219,6 +220,37 @@ def test_the_command_makes_the_same_audit(audited: Path, tmp_path: Path) -> None
     assert "--threat adml" in said
     audit["data"]["query"]["name"] = "cub/train, last 20 classes"
     assert " --data cub --held-out 20 " in command_of(audit)
+
+
+def test_the_command_has_what_was_typed(audited: Path, tmp_path: Path) -> None:
+    audit = read_audit(audited)
+    typed = {"model": "models:mine", "data": "my photos", "root": "r", "mean": ".5", "std": ".2", "size": "8"}
+    said = command_of(audit | {"command": typed | {"on-bad-image": "skip", "other": "x", "surrogate": 3}})
+    assert said.startswith(
+        "anchorhold audit models:mine --data 'my photos' --root r --mean .5 --std .2 --size 8 --on-bad-image skip "
+    )
+    assert "other" not in said and "surrogate" not in said
+    second = {"surrogate": "models:b", "surrogate-mean": ".4"}
+    said = command_of(audit | {"command": typed | second, "strong": {"surrogate": "0123"}})
+    assert " --surrogate models:b --surrogate-mean .4 " in said
+    assert " --held-out 5 " in command_of(audit | {"command": typed | {"held-out": "5"}})
+
+
+@pytest.mark.medium
+def test_the_command_of_an_audit_from_python_has_what_is_known(tmp_path: Path) -> None:
+    model = ah.wrap(torch.nn.Flatten(), mean=[0.485], std=[0.229], size=6)
+    small: dict[str, Any] = {
+        "attacks": ["TMA"],
+        "limit": 4,
+        "steps": 1,
+        "resamples": 9,
+        "examine": None,
+        "device": "cpu",
+    }
+    found = ah.audit(model, ah.dataset("digits"), **small, out=tmp_path)
+    said = command_of(found.to_dict())
+    assert said.startswith("anchorhold audit MODEL --data digits --mean 0.485 --std 0.229 --size 6,6 ")
+    assert "The model was given in Python." in (tmp_path / "page.html").read_text()
 
 
 def test_training_marks_the_signs_of_collapse(tmp_path: Path) -> None:

@@ -1,15 +1,17 @@
 """The result of an audit: its numbers, its table, and its files.
 
 audit.json, schema "anchorhold.audit/1". Percentages are 0..100; low and high are the ends of 95 % bootstrap
-intervals over queries (null where there is none). It contains no paths.
+intervals over queries (null where there is none). It contains no paths, except those that you typed.
 
     schema       "anchorhold.audit/1"
     settings     protocols, attacks, limit, eps, alpha, steps, method, seed, batch, precision, resize, crop, resamples,
                  start (zero or random), seeds (number of random starts), classes (unseen or all)
     versions, device, commit     of the computation
+    command      what you typed: {model, data, root, mean, std, size, surrogate, held-out …}, as far as given; {} if the
+                 audit was made in Python; absent from files of older versions
     model        kind, parameters, dim, weights (their hash; of a function that of its code), config of our own
-                 models, gradients (false where it gives none), notes; hub: its name with the commit, if it was
-                 loaded from the Hugging Face Hub
+                 models, gradients (false where it gives none), notes, wrap (mean, std and size of a
+                 wrapper); hub: its name with the commit, if it was loaded from the Hugging Face Hub
     data         query and gallery {name, fingerprint, resize and crop where images were resized},
                  images [queries, gallery], classes, same, part (the attacked part, in words), attacked [q, g]
     clean        {R@1, R@2, mAP, mAP@R, mAP@10, NMI: {value, low, high}} of all queries, percent
@@ -58,11 +60,15 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import safetensors.torch
 from torch import Tensor
 
+from ..columns import pixel_fraction
 from ..display import frame_of
+from ..interface import worded
+from ..perturb.settings import VALUES_ONLY
 from ..report.curve import table_of_curve
 from ..runs.audits import attack_in_words
 from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
+from .ensemble import RECALL
 from .outcomes import ColumnValue, Outcome, RunRows, Score, by_start
 from .showing import COLUMNS, frame_rows, html_of, line_of, number_in_words
 
@@ -110,6 +116,7 @@ class Audit:
     curve_rows: dict[str, Tensor] = field(default_factory=dict)
     strong: Mapping[str, Any] | None = None
     receipts: "Receipts | None" = None
+    command: Mapping[str, str] = field(default_factory=dict)  # what you typed, by option
 
     def to_dict(self) -> dict[str, Any]:
         """The content of audit.json; see the head of this module."""
@@ -132,6 +139,7 @@ class Audit:
                 "schema": AUDIT_SCHEMA,
                 "settings": self.settings,
                 **self.provenance,
+                "command": dict(self.command),
                 "model": self.model,
                 "data": self.data,
                 "clean": {name: {"value": c.value, "low": c.low, "high": c.high} for name, c in self.clean.items()},
@@ -256,7 +264,19 @@ def _table(audit: Audit) -> str:
                 lines.append(f"  {part:{HEAD - 2}}" + "".join(f"{cell:>{wide}}" for cell in cells))
     lines += ["", *(f"flag {flag.name}: {flag.message}" for flag in audit.flags)] if audit.flags else []
     lines += ["", *(f"note: {note}" for note in audit.notes)] if audit.notes else []
+    lines += ["", missing] if (missing := _without_curve(audit)) else []
     return "\n".join(lines)
+
+
+def _without_curve(audit: Audit) -> str:
+    """A line of an audit without R@1 against ε that could have it."""
+    s = audit.settings
+    able = "corrected" in s["protocols"] and s["method"] in ("pgd", *VALUES_ONLY) and s["eps"] and s["steps"]
+    if audit.curve is not None or not able:
+        return ""
+    more = "" if {*RECALL} & {*s["attacks"]} else ", and margin to the attacks"
+    eps = pixel_fraction(s["eps"])
+    return f"R@1 against ε was not measured; add {worded(f'--curve {eps}', f'epsilons=[{eps}]')}{more}"
 
 
 def _headline(audit: Audit, queries: int) -> list[str]:

@@ -9,11 +9,11 @@ audit resumes with the batches that have none, and gives the same numbers as one
 files and the schema of audit.json.
 """
 
-import os
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,11 +25,11 @@ from ..console import Report, Silent, duration
 from ..device import compiles, computer_of, computing, device_named, living_on, repeatable
 from ..distributed import joined
 from ..errors import Interrupted, check
-from ..interface import argument, option
+from ..interface import argument, option, recorded
 from ..model.frozen import frozen
 from ..model.no_gradients import gives_gradients
 from ..model.preprocessing import preprocessing_of
-from ..model.wrap import as_victim
+from ..model.wrap import as_victim, fingerprint_of
 from ..perturb.settings import VALUES_ONLY, Threat
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
@@ -42,6 +42,7 @@ from .inputs import Data, prepare
 from .members import BLACK, MEMBERS
 from .outcomes import RunRows, outcome
 from .plan import NINE, AttackRun, AuditSettings, curve_levels, effort, runs_of
+from .replacing import check_kept, check_place, drop_receipts
 from .result import Audit, Flag
 from .sample_size import audit_until, check_until
 from .standard import attack_all
@@ -77,6 +78,7 @@ def audit(
     precision: Literal["auto", "fp32", "bf16"] = "auto",
     compile: Literal["auto", "on", "off"] = "auto",
     out: str | Path | None = None,
+    replace: bool = False,
     resize: int | None = None,
     crop: int | None = None,
     on_bad_image: Literal["fail", "skip"] = "fail",
@@ -110,7 +112,8 @@ def audit(
         device: auto, cpu, cuda or cuda:N.
         precision: of the attacks: auto, fp32 or bf16. Measurements are in fp32.
         compile: auto, on or off.
-        out: output folder; give the same one to resume.
+        out: output folder; give the same one to resume, or to add attacks.
+        replace: whether another audit in `out` may be replaced.
         resize: the shorter side of an image before the crop, instead of the model's.
         crop: the side of the square that the model sees, instead of the model's.
         on_bad_image: fail or skip.
@@ -125,7 +128,7 @@ def audit(
     >>> list(audit(model, dataset("digits"), **quick).protocols)
     ['published', 'corrected']
     """
-    _check_place(out, strength)
+    check_place(out, strength, replace)
     chosen, own = _chosen(attacks)
     way = usable(model, method)
     threat = effort(way, threat, eps, alpha, steps)
@@ -168,7 +171,7 @@ def audit(
     part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).resize)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
     remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
-    material = replace(material, part=part.said, remarks=remarks)
+    material = dataclasses.replace(material, part=part.said, remarks=remarks)
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
@@ -177,9 +180,20 @@ def audit(
     work = samples * (len(runs) * usual + harder)
     fast, climbing = compiles(settings.compile, settings.precision, where, work), computing(settings.precision, where)
     other = None if surrogate is None else as_victim(surrogate)
+
+    def keep(queries: int | None) -> None:
+        """Refuse to replace an audit in `out` that has more than this one."""
+        if out is None or replace:
+            return
+        place, weights, told = out, fingerprint_of(victim), material.describe()
+        ranks.once(lambda: check_kept(place, settings, weights, told, queries, until is not None))
+
     with ExitStack() as stack:
         if out is not None:
             stack.enter_context(one_writer(out, ranks, report))
+            keep(None if until is not None else samples)
+            if replace and strength != "strong" and ranks.first:
+                drop_receipts(out)
         stack.enter_context(living_on(victim, where))
         stack.enter_context(repeatable())
         # A random model draws from torch: the same each time, and your generators stay as they were.
@@ -192,25 +206,14 @@ def audit(
             second = surrogate_of(other, stack.enter_context(frozen(other)), material, settings.batch)
 
         def once(limit: int, place: str | Path | None) -> Audit:
-            begun, now = time.monotonic(), replace(settings, limit=limit)
-            subject = subject_of(victim, view, material, now, climbing, where, place, report)
+            begun, now = time.monotonic(), dataclasses.replace(settings, limit=limit)
+            subject = subject_of(victim, view, material, now, climbing, where, place, report, replace)
             about = provenance(computer_of(where))
             return _audited(subject, runs, place, second, examine, about, begun)
 
-        return once(limit, out) if until is None else audit_until(once, limit, len(material.labels), until, out, report)
-
-
-def _check_place(out: str | Path | None, strength: str) -> None:
-    """Refuse an output folder where other results would be lost."""
-    check(
-        out is None or not os.path.isfile(out),
-        f"{out} is a file, and an audit needs a folder: choose another {option('out')}",
-    )
-    check(
-        out is None or strength == "strong" or not os.path.isdir(Path(out) / "receipts"),
-        f"{out} holds a strong audit with receipts, which this audit would invalidate: "
-        f"use {option('strength', 'strong')}, or choose another {option('out')}",
-    )
+        if until is None:
+            return once(limit, out)
+        return audit_until(once, limit, len(material.labels), until, out, report, keep)
 
 
 def _chosen(
@@ -266,18 +269,20 @@ def _audited(
         flags=(),
         notes=(
             *_on_draws(model),
+            *_on_output(subject.model, model["dim"]),
             *subject.material.remarks,
             *(note for each in outcomes.values() for note in each.notes),
         ),
         seconds=spent + time.monotonic() - begun,
         image_steps=steps,
+        command=recorded(),
         clean_rows=clean_rows,
         pictures=pictures_of(subject.material, shown),
         **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), model, data)),
     )
     if examine is not None:
         flags = ranks.once(lambda: tuple(examine(Evidence(subject, found))))
-        found = replace(found, flags=flags)
+        found = dataclasses.replace(found, flags=flags)
     if out is not None and ranks.first:
         found.save(out)
     ranks.wait()
@@ -291,6 +296,12 @@ def _on_draws(model: Mapping[str, Any]) -> tuple[str, ...]:
     """A note where the model is random."""
     draws = model.get("draws")
     return (f"the model is random: each embedding is the mean over {draws} draws",) if draws else ()
+
+
+def _on_output(model: nn.Module, dim: int) -> tuple[str, ...]:
+    """A note on which of several outputs is the vector."""
+    taken = getattr(model, "taken", "")
+    return (f"vector: {taken} ({dim} numbers)",) if taken else ()
 
 
 def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:

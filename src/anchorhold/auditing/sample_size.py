@@ -34,11 +34,12 @@ def audit_until(
     until: float,
     out: str | Path | None,
     report: Report,
+    check_kept: Callable[[int], None],
 ) -> Audit:
     """Call `once(limit, place)` with more queries, in a new place each time, until ERS is known to ±`until` points.
 
     Places are folders queries-N of `out`, from which a stopped audit resumes. At the end the shards of the last one
-    move to `out`, and the folders are deleted.
+    move to `out`, and the folders are deleted. `check_kept(queries)` may refuse to replace an audit in `out`.
     """
     limit, places = min(limit or total, total), []
     while True:
@@ -55,10 +56,12 @@ def audit_until(
         # Intervals shrink with the root of the number of queries; 10 % more avoids another round.
         limit = min(total, max(limit + 1, math.ceil(1.1 * limit * (half / until) ** 2)))
         report.say(f"ERS is known to ±{half:.2f}, not ±{until:g}: continuing with {limit:,} queries")
+    if out is not None:
+        check_kept(limit)
     if out is not None and started()[0] == 0:  # only the first rank writes
         found.save(out)
-        if not (Path(out) / "shards").exists():
-            (places[-1] / "shards").rename(Path(out) / "shards")
+        shutil.rmtree(Path(out) / "shards", ignore_errors=True)  # those of fewer queries
+        (places[-1] / "shards").rename(Path(out) / "shards")
         for place in places:
             shutil.rmtree(place)
     return found

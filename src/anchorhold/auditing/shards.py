@@ -20,13 +20,13 @@ from torch import Tensor
 from ..data.images import Images
 from ..distributed import Ranks
 from ..errors import RunError
-from ..interface import option
+from ..interface import option, replacing
 from ..runs.fields import field, parsed
 from ..runs.locks import tidy
 from ..runs.sealed import check_seal, save_sealed
 from ..runs.writing import atomic, no_link
 
-__all__ = ["Shard", "Shards"]
+__all__ = ["Shard", "Shards", "as_known", "but_sample"]
 
 _IDS = (torch.int64,)
 _MEASURED = (torch.float32, torch.float64, torch.bool)
@@ -55,14 +55,20 @@ class _Rows(dict[str, Tensor]):
 class Shards:
     """The shards of an audit: files below `folder`, or memory where there is none.
 
-    `items` is the maximum number of images: ids in a file must be below it.
+    `items` is the maximum number of images: ids in a file must be below it. If it `replaces`, rows of another audit are
+    computed again; otherwise they are refused.
     """
 
     def __init__(
-        self, folder: str | Path | None, about: Mapping[str, Any], ranks: Ranks | None = None, items: int = 2**31
+        self,
+        folder: str | Path | None,
+        about: Mapping[str, Any],
+        ranks: Ranks | None = None,
+        items: int = 2**31,
+        replaces: bool = False,
     ) -> None:
         self.folder = None if folder is None else Path(folder) / "shards"
-        self.items = items
+        self.items, self.replaces = items, replaces
         self.about = json.loads(json.dumps(about))  # as read back from a file
         self.held: dict[str, Shard] = {}
         self.ranks = ranks or Ranks()
@@ -121,7 +127,8 @@ class Shards:
             shard = Shard(rows, field(known, "seconds", float, path, ""), field(known, "image_steps", int, path, ""))
         except (safetensors.SafetensorError, OSError, KeyError, ValueError, RunError):
             return None  # damaged: computed again
-        self._refuse_stale(about, made_by, extra)
+        if self._stale(about, made_by, extra):
+            return None  # computed again
         return shard if _sound(rows, self.items) else None
 
     def keep(self, run: str, batch: int | None, shard: Shard, extra: str = "") -> Shard:
@@ -146,18 +153,20 @@ class Shards:
         with atomic(self.folder / name) as temporary:
             save_sealed(shard.rows, temporary, "anchorhold", known)
 
-    def _refuse_stale(self, known: Mapping[str, Any], run: str, extra: str) -> None:
-        about = {**self.about, "data": _as_known(self.about.get("data"), known.get("data"))}
+    def _stale(self, known: Mapping[str, Any], run: str, extra: str) -> bool:
+        """Whether rows are of another audit; refused, unless this one replaces it."""
+        about = {**self.about, "data": as_known(self.about.get("data"), known.get("data"))}
         keys = sorted({*known, *about})
-        changed = [key for key in keys if _but_sample(known.get(key)) != _but_sample(about.get(key))]
+        changed = [key for key in keys if but_sample(known.get(key)) != but_sample(about.get(key))]
         if run != extra:
             changed.append(f"attack ({run}, now {extra})")
-        if changed:
+        if changed and not self.replaces:
             assert self.folder is not None
             raise RunError(
                 f"{self.folder.parent} holds rows of another audit, with another {', '.join(changed)}; "
-                f"give another {option('out')}, or delete {self.folder}"
+                f"give another {option('out')}, or {replacing()} to replace it"
             )
+        return bool(changed)
 
 
 def _sound(rows: Mapping[str, Tensor], items: int) -> bool:
@@ -176,14 +185,14 @@ def _sound(rows: Mapping[str, Tensor], items: int) -> bool:
     return all(len(each) == 1 for each in lengths.values())
 
 
-def _but_sample(value: Any) -> Any:
+def but_sample(value: Any) -> Any:
     """The description of data without fields that do not identify them."""
     if not isinstance(value, Mapping):
         return value
     return {key: each for key, each in value.items() if key not in ("attacked", "part")}
 
 
-def _as_known(data: Any, known: Any) -> Any:
+def as_known(data: Any, known: Any) -> Any:
     """The description of data as older versions wrote it, with files identified by their lengths."""
     if not isinstance(data, Mapping) or not isinstance(known, Mapping):
         return data

@@ -62,6 +62,7 @@ def subject_of(
     device: torch.device,
     out: str | Path | None,
     report: Report,
+    replaces: bool = False,
 ) -> Subject:
     """Embed both sides, draw the samples, and find existing shards."""
     key = Key.of(settings.seed)("audit")
@@ -82,7 +83,7 @@ def subject_of(
     made_with = {**shared, "model": about["model"]["weights"], "data": about["data"], "device": device.type}
     made_with["version"] = __version__
     items = max(len(material.labels), len(material.gallery_labels))
-    shards = Shards(out, made_with, material.query.ranks, items)
+    shards = Shards(out, made_with, material.query.ranks, items, replaces)
     return Subject(model, embed, material, scene, settings, attacked, key, precision, shards, report, about)
 
 
@@ -151,8 +152,18 @@ def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:
     }
     about |= {"preset": preset} if (preset := preset_of(victim)) else {}
     about |= {} if gives_gradients(victim) else {"gradients": False}
+    about |= {"wrap": around} if (around := _around(victim)) else {}
     config = getattr(inner, "config", None)
     return about | ({"config": config} if isinstance(inner, Embedder) else {})
+
+
+def _around(victim: nn.Module) -> dict[str, list[float]]:
+    """Mean, std and size that a wrapper adds, for the command on the page."""
+    if not isinstance(victim, Victim):
+        return {}
+    known = {"mean": victim.mean, "std": victim.std}
+    around = {name: [round(x, 7) for x in v.flatten().tolist()] for name, v in known.items() if v is not None}
+    return around | ({} if victim.size is None else {"size": [*victim.size]})
 
 
 def _kind(inner: nn.Module) -> str:

@@ -82,6 +82,7 @@ def audit(
         str, typer.Option(help="Compile the attack steps: auto (on a GPU, for long audits), on or off")
     ] = "auto",
     out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace another audit in --out")] = False,
     device: Device = "auto",
 ) -> None:
     """Measure how robust a model is, and write a report page.
@@ -91,6 +92,7 @@ def audit(
     from ..auditing.run import audit as run_audit
     from ..auditing.sample_size import check_until
     from ..console import Console
+    from ..interface import recording
     from .strong import print_tables, second_model
 
     chosen = _attacks(attacks)
@@ -98,31 +100,48 @@ def audit(
     protocols = ("published", "corrected") if protocol == "both" else (protocol,)
     victim = model_of(model, mean, std, size)
     out = out or Path("audits") / f"{_slug(model)}-{_slug(data)}{apart(held_out, classes)}"
-    found = run_audit(
-        victim,
-        _data(data, root, held_out),
-        protocols=protocols,
-        attacks=chosen,
-        limit=0 if full else limit,
-        **threat_options(threat, eps, norm, alpha, steps),
-        method=method,  # type: ignore[arg-type]  # checked by the callee
-        strength=strength,  # type: ignore[arg-type]
-        surrogate=second_model(surrogate, (surrogate_mean, surrogate_std), (mean, std), size) if surrogate else None,
-        epsilons=() if curve == "none" else numbers("--curve", curve) or None,
-        until=until,
-        seed=seed,
-        seeds=seeds,
-        batch=batch,
-        device=device,
-        precision=precision,  # type: ignore[arg-type]
-        compile=compile,  # type: ignore[arg-type]
-        out=out,
-        resize=resize,
-        crop=crop,
-        on_bad_image=on_bad_image,  # type: ignore[arg-type]
-        classes=classes,  # type: ignore[arg-type]
-        report=Console(),
-    )
+    typed = {
+        "model": model,
+        "data": data,
+        "root": root,
+        "held-out": held_out,
+        "mean": mean,
+        "std": std,
+        "size": size,
+        "on-bad-image": on_bad_image if on_bad_image != "fail" else "",
+        "surrogate": surrogate,
+        "surrogate-mean": surrogate_mean,
+        "surrogate-std": surrogate_std,
+    }
+    with recording(typed):
+        found = run_audit(
+            victim,
+            _data(data, root, held_out),
+            protocols=protocols,
+            attacks=chosen,
+            limit=0 if full else limit,
+            **threat_options(threat, eps, norm, alpha, steps),
+            method=method,  # type: ignore[arg-type]  # checked by the callee
+            strength=strength,  # type: ignore[arg-type]
+            surrogate=second_model(surrogate, (surrogate_mean, surrogate_std), (mean, std), size)
+            if surrogate
+            else None,
+            epsilons=() if curve == "none" else numbers("--curve", curve) or None,
+            until=until,
+            seed=seed,
+            seeds=seeds,
+            batch=batch,
+            device=device,
+            precision=precision,  # type: ignore[arg-type]
+            compile=compile,  # type: ignore[arg-type]
+            out=out,
+            replace=replace,
+            resize=resize,
+            crop=crop,
+            on_bad_image=on_bad_image,  # type: ignore[arg-type]
+            classes=classes,  # type: ignore[arg-type]
+            report=Console(),
+        )
     print(found)
     print_tables(found.to_dict())
     print(f"\nwritten: {out / 'audit.json'}, samples.safetensors and examples.safetensors beside it")

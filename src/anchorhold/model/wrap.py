@@ -60,6 +60,7 @@ class Victim(nn.Module):
         self.before, self.backward = step
         self.size = None if size is None else _sides(size)
         self.notes: list[str] = []
+        self.taken = ""  # which of several outputs is the vector, after the first call
         self._answered: Counter[tuple[int, ...]] = Counter()  # successful calls by image shape
         for name, values in zip(("mean", "std"), statistics or (None, None)):
             self.register_buffer(name, None if values is None else torch.tensor(values).view(-1, 1, 1))
@@ -149,9 +150,11 @@ class Victim(nn.Module):
         chosen = out
         if self.output is not None:
             chosen = _chosen(out, self.output)
+            self._take(f"output {self.output!r}")
         elif isinstance(out, tuple | list):
             chosen = next((part for part in out if isinstance(part, Tensor)), None)
             self._note(f"the first tensor of the {len(out)} outputs is the embedding")
+            self._take(f"first of {len(out)} outputs")
         elif not isinstance(out, Tensor) and (named := _named(out)):
             tensors = {name: part for name, part in named.items() if isinstance(part, Tensor)}
             likely = [name for name in _KNOWN if name in tensors] or list(tensors)
@@ -163,6 +166,7 @@ class Victim(nn.Module):
                 )
             chosen = tensors[likely[0]]
             self._note(f"the output {likely[0]!r} is the embedding")
+            self._take(f"output {likely[0]!r}")
         if not isinstance(chosen, Tensor):
             what = (
                 f"{kind_of(out)} without a tensor" if self.output is None else f"{kind_of(chosen)} at {self.output!r}"
@@ -181,6 +185,10 @@ class Victim(nn.Module):
                 f"the model returns {out.dtype} of shape {shape} for a batch of {count}; it must return floats (B, D)"
             )
         return out
+
+    def _take(self, text: str) -> None:
+        if not torch.compiler.is_compiling():
+            self.taken = text
 
     def _note(self, text: str) -> None:
         if not torch.compiler.is_compiling() and text not in self.notes:

@@ -181,12 +181,16 @@ def _recall_left(audit: Mapping[str, Any]) -> tuple[str, float] | None:
 
 
 def command_of(audit: Mapping[str, Any]) -> str:
-    """The command that repeats the audit; the reader fills in the model."""
-    s = audit["settings"]
+    """The command that repeats the audit, as far as it is known; the reader fills in a model given in Python."""
+    s, typed = audit["settings"], _typed(audit)
     name = str(dig(audit, "data", "query", "name")).removesuffix("/test").removesuffix("/query")
     held = re.fullmatch(r"(.*)/train, last (\d+) classes", name)
-    words = ["anchorhold", "audit", "MODEL", "--data", quote(held[1] if held else name)]
-    words += ["--held-out", held[2]] if held else []
+    place = typed.pop("data", held[1] if held else name)
+    words = ["anchorhold", "audit", quote(typed.pop("model", "MODEL")), "--data", quote(place)]
+    typed |= {"held-out": held[2]} if held else {}
+    second = {key: typed.pop(key) for key in [*typed] if key in SECOND}
+    for key, word in typed.items():
+        words += [f"--{key}", quote(word)]
     protocols = s.get("protocols") or []
     words += ["--protocol", str(protocols[0])] if len(protocols) == 1 else []
     words += ["--attacks", quote(",".join(_named_attacks(audit)))]
@@ -200,7 +204,9 @@ def command_of(audit: Mapping[str, Any]) -> str:
     words += ["--alpha", pixel_fraction(s["alpha"])] if method == "pgd" else []
     words += ["--steps", str(s["steps"])] if method != "fgsm" else []
     words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
-    words += ["--surrogate", "SECOND"] if dig(audit, "strong", "surrogate") else []
+    second = {"surrogate": "SECOND", **second} if dig(audit, "strong", "surrogate") else {}
+    for key, word in second.items():
+        words += [f"--{key}", quote(word)]
     words += ["--curve", ",".join(map(pixel_fraction, s["epsilons"]))] if s.get("epsilons") else []
     words += ["--seed", str(s.get("seed", 0)), "--batch", str(s.get("batch", 128))]
     words += ["--seeds", str(s["seeds"])] if s.get("seeds", 1) > 1 else []
@@ -209,6 +215,33 @@ def command_of(audit: Mapping[str, Any]) -> str:
         words += [f"--{name}", str(s[name])] if s.get(name) is not None else []
     words += ["--precision", str(s["precision"])] if s.get("precision", "auto") != "auto" else []
     return " ".join(words)
+
+
+SECOND = ("surrogate", "surrogate-mean", "surrogate-std")
+TYPED = ("model", "data", "root", "held-out", "mean", "std", "size", "on-bad-image", *SECOND)
+
+
+def _typed(audit: Mapping[str, Any]) -> dict[str, str]:
+    """What was typed, by option; of an audit made in Python what is known of its model."""
+    told = dig(audit, "command")
+    if isinstance(told, Mapping) and told:
+        return {name: str(told[name]) for name in TYPED if isinstance(told.get(name), str)}
+    hub = dig(audit, "model", "hub")
+    known = {"model": hub} if isinstance(hub, str) else {}
+    for name in ("mean", "std", "size"):
+        values = dig(audit, "model", "wrap", name)
+        numbers = [number(value) for value in values] if isinstance(values, list) else []
+        known |= {name: ",".join(f"{value:g}" for value in numbers if value is not None)} if numbers else {}
+    return known
+
+
+def given_in_python(audit: Mapping[str, Any]) -> str:
+    """What the command leaves open."""
+    if "model" in _typed(audit):
+        return ""
+    if dig(audit, "command") is None:  # older versions did not record it
+        return "MODEL stands for your model."
+    return "The model was given in Python. Put a name for the command line, such as module:function, in place of MODEL."
 
 
 def _named_attacks(audit: Mapping[str, Any]) -> Iterator[str]:
@@ -256,6 +289,7 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
         mild=MILD,
         facts={key: _plain(key, value) for key, value in s.items()} | _origin(audit),
         commands={"this page": f"anchorhold report {quote(place(folder))}", "the audit": command_of(audit)},
+        left_open=given_in_python(audit),
     )
 
 
