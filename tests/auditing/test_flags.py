@@ -362,6 +362,29 @@ def test_wide_intervals_are_caught() -> None:
     assert "few-samples" in look(linear, intervals={"ERS": nothing, "ARS": narrow})
 
 
+def few_samples_of(model: torch.nn.Module, **wish: Any) -> Flag | None:
+    found = ah.audit(model, "digits", threat=ah.Threat(steps=1), device="cpu", resamples=200, **wish)
+    return next((flag for flag in found.flags if flag.name == "few-samples"), None)  # type: ignore[return-value]
+
+
+def test_wide_intervals_are_caught_without_scores(natural: ah.Embedder) -> None:
+    """Of R@1 against ε, else of any column in percent; with ERS and ARS, of those alone."""
+    column = few_samples_of(natural, attacks=["GTM"], limit=5)
+    assert column is not None and re.match(r"GTM is known only to ±\d", column.message) and column.value > 5
+    curve = few_samples_of(natural, attacks=["margin"], epsilons=[8 / 255], limit=5)
+    assert curve is not None and re.match(r"(R@1 at ε 8/255|clean R@1) is known only to ±\d", curve.message)
+    scores = few_samples_of(natural, limit=5, epsilons=[])
+    assert scores is not None and scores.message.startswith(("ERS", "ARS"))
+
+
+def test_an_interval_without_width_is_no_certainty() -> None:
+    """No query is right any more: all resamples agree, and the exact interval judges."""
+    nothing = ah.wrap(torch.nn.Flatten(), before=torch.zeros_like, gradients=False)
+    few = few_samples_of(nothing, attacks=["GTT"], method="square", limit=10)
+    assert few is not None and few.value == pytest.approx(15.4, abs=0.05)
+    assert few_samples_of(nothing, attacks=["GTT"], method="square", limit=40) is None
+
+
 def test_small_galleries_are_caught() -> None:
     assert set(look(linear, images=IMAGES[:199], labels=LABELS[:199])) == {"small-gallery"}
     assert look(linear, images=IMAGES[:200], labels=LABELS[:200]) == {}
@@ -389,7 +412,7 @@ def test_every_flag_has_its_entry_and_every_entry_its_flag() -> None:
     for entry in entries:
         parts = re.findall(r"^\*\*(Raised if|Meaning:|What to do:)\*\* \S", entry, re.M)
         assert parts == ["Raised if", "Meaning:", "What to do:"], entry.splitlines()[0]
-    assert "ERS 29.7" in page
+    assert "ERS 29.7" in (DOCS.parents[1] / "definitions.md").read_text(encoding="utf-8")
 
 
 def test_it_is_repeatable_and_cheap() -> None:

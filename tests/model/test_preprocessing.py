@@ -17,6 +17,7 @@ from anchorhold.auditing.inputs import prepare
 from anchorhold.console import Silent
 from anchorhold.data.datasets import dataset
 from anchorhold.errors import SettingsError
+from anchorhold.index.searching import search
 from anchorhold.metrics import evaluate
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.preprocessing import Preprocessing
@@ -167,10 +168,49 @@ def test_what_a_user_says_replaces_only_that(place: Path) -> None:
         model.preprocess.told(resize=20)
     half = as_victim(ah.load(place / "runs" / "mine").half())
     assert half.preprocess == model.preprocess  # wrapped for its precision, and still the same model
-    assert ah.wrap(torch.nn.Flatten(), size=(20, 28)).preprocess == Preprocessing(32, 28, assumed=True)
+    assert ah.wrap(torch.nn.Flatten(), size=(28, 28)).preprocess == Preprocessing(32, 28, assumed=True)
     again = Embedder("small", 0, place / "runs" / "mine")
     assert again.size == (32, 32) and again.preprocess.resize == 40
     assert Embedder("small", 0, place / "runs" / "mine", size=28).preprocess.assumed
+
+
+def test_a_model_that_is_not_square_gets_photos_without_distortion(place: Path, tmp_path: Path) -> None:
+    """They are resized to cover its size, and the centre is kept; a photo of that size is used as it is."""
+    model = ah.wrap(torch.nn.Flatten(), size=(20, 16))
+    pixels = np.random.default_rng(1).integers(0, 255, (20, 16, 3), dtype=np.uint8)
+    own = Image.fromarray(pixels)
+    assert torch.equal(model.preprocess(own), torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
+    wide = Image.fromarray(pixels).resize((40, 20))  # too wide: 12 columns on each side are cut off
+    assert torch.equal(model.preprocess(wide), model.preprocess(wide.crop((12, 0, 28, 20))))
+    twice = own.resize((32, 40))
+    assert torch.equal(model.preprocess(twice), model.preprocess(twice.resize((16, 20), Image.Resampling.BILINEAR)))
+    said: list[str] = []
+    report = Silent()
+    report.say = said.append  # type: ignore[method-assign]
+    material = prepare(str(place / "photos"), model, CPU, report)
+    (images,) = material.query.plain(torch.arange(3))
+    files = material.query.split.paths
+    assert images.shape == (3, 3, 20, 16) and files is not None
+    assert torch.equal(images, torch.stack([model.preprocess(path) for path in files[:3]]))
+    assert material.describe()["query"]["shape"] == [20, 16]
+    assert any("resize to cover 20×16 (bilinear), centre crop 20×16" in note for note in material.notes)
+    pictures = prepare([(Image.open(path), at % 2) for at, path in enumerate(files[:4])], model, CPU, report)
+    (shown,) = pictures.query.plain(torch.arange(3))
+    assert torch.equal(shown, images)
+    ah.audit(model, place / "photos", **QUICK)
+    assert not any("are resized" in note for note in model.notes)
+    told = model.preprocess.told(crop=14)  # the user's squares replace the shape
+    assert (told.resize, told.crop, told.shape) == (16, 14, None)
+
+
+def test_an_index_of_a_model_that_is_not_square_finds_its_own_photos(place: Path, tmp_path: Path) -> None:
+    model = ah.wrap(torch.nn.Flatten(), size=(20, 16))
+    index = ah.embed(model, place / "photos", tmp_path / "index", device="cpu")
+    photo = place / "photos" / "class3" / "4.png"
+    (hit,) = search(index, photo, k=1, model=model, device="cpu").hits
+    assert hit.id == "class3/4.png" and hit.distance == pytest.approx(0, abs=1e-6)
+    again = ah.embed(model, place / "photos", tmp_path / "index", device="cpu")
+    assert len(again) == 100
 
 
 def test_images_in_memory_go_the_way_of_training_and_tensors_as_they_are(tmp_path: Path) -> None:

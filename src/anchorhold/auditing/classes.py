@@ -13,6 +13,7 @@ from torch import nn
 
 from ..data.adapters import IN_MEMORY
 from ..data.datasets import DATASETS, csv_split, dataset
+from ..data.decode import Square
 from ..data.own import is_own
 from ..data.splits import Dataset
 from ..data.trained import TrainedOn
@@ -36,7 +37,7 @@ def audited_data(name: str, root: Path | None = None, held_out: int = 0) -> Data
     return name if unsplit and root is None and not held_out else dataset(name, root, held_out=held_out)
 
 
-def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen", side: int = 0) -> Part:
+def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen", side: int | Square = 0) -> Part:
     """What an audit of these models attacks of `data`.
 
     Of a folder, a CSV or images in memory that are not split: the classes that the model was not trained on, where

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..data.adapters import Given, dataset_from, split_from
+from ..data.decode import Square
 from ..data.splits import Split
 from ..data.trained import TrainedOn, mark
 from ..errors import DataError
@@ -39,7 +40,7 @@ class Part:
     notes: tuple[str, ...] = ()
 
 
-def part_in_memory(data: Any, known: Iterable[TrainedOn], classes: Classes, side: int) -> Part:
+def part_in_memory(data: Any, known: Iterable[TrainedOn], classes: Classes, side: int | Square) -> Part:
     """What an audit attacks of data that are neither a data set nor files; `known` are the records of the models."""
     records = list(known)
     if not records:

@@ -12,7 +12,7 @@ from ..attacks.goal import Scene
 from ..console import Report
 from ..data.adapters import split_from
 from ..data.datasets import csv_split, dataset, folder_split
-from ..data.decode import Square
+from ..data.decode import Square, shape_of
 from ..data.images import Images, load_images
 from ..data.settings import DataSettings
 from ..data.splits import Dataset, Split
@@ -67,6 +67,7 @@ class Material:
             how: dict[str, Any] = {}
             if isinstance(images.square, Square):
                 how = {"interpolation": images.square.interpolation, "proportions": images.square.proportions}
+                how |= {"shape": list(shape_of(images.square))} if images.square.width else {}
             return known | ({"resize": images.resize, "crop": images.crop, **how} if made else {})
 
         return {
@@ -105,6 +106,9 @@ def prepare(
     def load(role: str, split: Split) -> Images:
         given = data.get(role, data.get("test")) if isinstance(data, Mapping) else data
         wide, inner = _squares(split, not isinstance(given, Dataset | Split | str | Path), way, resize, crop)
+        files = split.paths is not None or split.name == "pictures"
+        how = way.told(resize, crop).square if files else None
+        frame = how if isinstance(how, Square) and how.width else None
         wanted = DataSettings(
             resize=wide,
             crop=inner,
@@ -113,7 +117,8 @@ def prepare(
             flip=False,
             on_bad_image=on_bad_image or "fail",
         )
-        return load_images(split, wanted, device, report, ranks, option("on_bad_image", "skip") if on_bad_image else "")
+        skipping = option("on_bad_image", "skip") if on_bad_image else ""
+        return load_images(split, wanted, device, report, ranks, skipping, frame)
 
     searched = load("gallery", gallery)
     asked = searched if query is gallery else load("query", query)

@@ -25,7 +25,7 @@ short climbs from places that differ find more than long ones, and a mean of gra
 `refine` was added each alone found at most 2 of some 350 queries, on masked models too (results/strong/members.json).
 
 A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, for a
-wrong neighbour 1,389, and 100 more with a second model. Over the eight goals behind ERS that is 4,200 steps and 8,000
+wrong neighbour 1,389, and 100 more with a second model. Over the eight goals behind ERS that is 4,500 steps and 8,000
 forward passes with the standard runs. On a natural model most samples fall early, and only TMA and ES, which have no
 end, take the full cost.
 """

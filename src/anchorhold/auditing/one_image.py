@@ -15,6 +15,7 @@ from ..attacks.own import maker_of
 from ..attacks.run import Attack
 from ..columns import radius
 from ..console import Report, Silent
+from ..data.decode import Square, shape_of
 from ..data.splits import Split
 from ..data.store import centre_crop, decode
 from ..device import device_named, living_on
@@ -249,10 +250,12 @@ def _read(path: Path, material: Material) -> Tensor:
     """A file, prepared as the gallery's images: same size, crop and channels."""
     (frame,) = material.gallery.store.frames([torch.zeros(1, dtype=torch.long)])
     height, width, channels = frame.shape[1:]
-    check(height == width, f"images of {height}×{width} are not square; put {path.name} into the data")
+    how = material.gallery.square
+    known = isinstance(how, Square) and shape_of(how) == (height, width)
+    check(known or height == width, f"images of {height}×{width} are not square; put {path.name} into the data")
     # Twice, since a split needs two classes; only one is used.
     split = Split(path.name, torch.tensor([0, 1]), ("a", "b"), paths=(path, path))
-    pixels = centre_crop(decode(split, material.gallery.square or height, workers=1).images[:1], material.gallery.crop)
+    pixels = centre_crop(decode(split, how or height, workers=1).images[:1], material.gallery.crop)
     return pixels.mean(1, keepdim=True) if channels == 1 else pixels
 
 

@@ -168,7 +168,7 @@ def audit(
     ranks = joined(where)
     report = report if report and ranks.first else Silent()
     victim = as_victim(model)
-    part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).resize)
+    part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).for_pictures)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
     remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
     material = dataclasses.replace(material, part=part.said, remarks=remarks)

@@ -129,7 +129,7 @@ def verify(
 def _meant(data: Data, told: Mapping[str, Any], victim: nn.Module) -> Data:
     """The part that the audit attacked, where it did not attack all: of a folder, a CSV or images in memory."""
     if not isinstance(data, str | Path | Dataset):
-        side = preprocessing_of(victim).told(told.get("resize"), told.get("crop")).resize
+        side = preprocessing_of(victim).told(told.get("resize"), told.get("crop")).for_pictures
         part = part_of(data, (victim,), side=side).data
         if part is data:
             return data

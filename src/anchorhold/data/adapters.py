@@ -281,7 +281,7 @@ def _decoded(image: Any) -> Any:
 
 
 def _pixels(image: Any, side: int | Square) -> Any:
-    """A PIL image as bytes (side, side, C); a grey one keeps its one channel."""
+    """A PIL image as bytes (height, width, C); a grey one keeps its one channel."""
     grey = image.mode in ("1", "L")
     whole = square(image, side).copy()
     return whole[:, :, :1].copy() if grey else whole

@@ -25,7 +25,7 @@ __all__ = [
     "fill_shared",
     "pixels_of",
     "rgb",
-    "side_of",
+    "shape_of",
     "square",
     "squared",
     "upright",
@@ -37,11 +37,15 @@ Bad = list[tuple[int, str]]  # (row, reason) of each file that cannot be read
 
 @dataclass(frozen=True)
 class Square:
-    """How an image becomes a square, where that is not the usual: bilinear, without keeping its proportions."""
+    """How an image becomes a square, where that is not the usual: bilinear, without keeping its proportions.
+
+    With a `width` it becomes side × width: it is resized so that it covers those, and its centre is cut out.
+    """
 
     side: int
     interpolation: str = "bilinear"  # bilinear, bicubic, lanczos or nearest
     proportions: bool = False  # resize the shorter side, then cut out the centre
+    width: int = 0  # for a model whose images are not square; `side` is then their height
 
 
 def squared(side: int, interpolation: str = "bilinear", proportions: bool = False) -> int | Square:
@@ -49,16 +53,16 @@ def squared(side: int, interpolation: str = "bilinear", proportions: bool = Fals
     return side if interpolation == "bilinear" and not proportions else Square(side, interpolation, proportions)
 
 
-def side_of(size: int | Square) -> int:
-    """The side of the square."""
-    return size.side if isinstance(size, Square) else size
+def shape_of(size: int | Square) -> tuple[int, int]:
+    """Height and width of the frames."""
+    return (size.side, size.width or size.side) if isinstance(size, Square) else (size, size)
 
 
 _shared: Any = None  # in a worker: the memory that it writes to, if any; never set in the parent
 
 
 def pixels_of(file: Any, size: int | Square) -> Any:
-    """One image file, given as a path or open, as a (side, side, 3) array of bytes."""
+    """One image file, given as a path or open, as a (height, width, 3) array of bytes."""
     from PIL import Image
 
     with Image.open(file if hasattr(file, "read") else regular(file)) as opened:
@@ -66,9 +70,9 @@ def pixels_of(file: Any, size: int | Square) -> Any:
 
 
 def square(image: "Image", size: int | Square) -> Any:
-    """An image as a (side, side, 3) array of bytes: upright, RGB, resized without keeping its proportions.
+    """An image as a (height, width, 3) array of bytes: upright, RGB, resized without keeping its proportions.
 
-    A Square may keep them: as torchvision's Resize(side) and CenterCrop(side) do.
+    A Square may keep them: as torchvision's Resize(side) and CenterCrop(side) do. With a width it always does.
     """
     import numpy as np
     from PIL import Image
@@ -76,13 +80,17 @@ def square(image: "Image", size: int | Square) -> Any:
     image = rgb(upright(image))
     how = size if isinstance(size, Square) else Square(size)
     side, (width, height) = how.side, image.size
-    wanted = (side, side)
-    if how.proportions:
+    tall, wide = shape_of(how)
+    wanted = (wide, tall)
+    if how.width:
+        scale = max(tall / height, wide / width)
+        wanted = (max(wide, round(width * scale)), max(tall, round(height * scale)))
+    elif how.proportions:
         wanted = (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
     if image.size != wanted:
         image = image.resize(wanted, Image.Resampling[how.interpolation.upper()])
-    left, top = (round((length - side) / 2) for length in wanted)
-    return np.asarray(image if wanted == (side, side) else image.crop((left, top, left + side, top + side)))
+    left, top = (round((length - kept) / 2) for length, kept in zip(wanted, (wide, tall)))
+    return np.asarray(image if wanted == (wide, tall) else image.crop((left, top, left + wide, top + tall)))
 
 
 def upright(image: "Image") -> "Image":

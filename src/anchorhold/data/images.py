@@ -66,16 +66,18 @@ def load_images(
     report: Report,
     ranks: Ranks | None = None,
     skipping: str | None = None,
+    frame: Square | None = None,
 ) -> Images:
     """Load a split into GPU memory, else into host memory if it does not fit, else stream it from disk.
 
     All files are decoded once at the start in every case, so that a bad one is found now and not hours later.
     `skipping` is how the caller's interface skips those; by default the setting of a training.
+    `frame` replaces the square of the settings, for a model whose images are not square; `resize` is its longer side.
     """
     ranks = ranks or Ranks()
     # All ranks must stream if one does; the ranks before this one may have filled the memory.
     side, streams = settings.resize or None, ranks.any(_streams(split, settings))
-    size = None if side is None else squared(side, settings.interpolation, settings.proportions)
+    size = frame or (None if side is None else squared(side, settings.interpolation, settings.proportions))
     with report.task(f"{'checking' if streams else 'decoding'} {split.name}", len(split)) as advance:
         how: dict[str, Any] = {
             "workers": settings.workers or None,

@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..errors import DataError, SettingsError
 from ..interface import argument
 from ..random import Key
-from .decode import Square, fill, fill_shared, side_of, square
+from .decode import Square, fill, fill_shared, shape_of, square
 from .splits import Split
 from .workers import START, Shared, cores, enough_memory, hired
 
@@ -58,7 +58,7 @@ def decode(
         _check_size(split, size)
         return Decoded(_resized(split.images, size), split)
     size = _check_size(split, size)
-    shape, workers = (len(split), side_of(size), side_of(size), 3), workers or cores()
+    shape, workers = (len(split), *shape_of(size), 3), workers or cores()
     with enough_memory(workers):
         shared = Shared.of(*shape) if _by_processes(workers, len(split)) else None
         images = torch.from_numpy(shared.rows) if shared else torch.empty(shape, dtype=torch.uint8)
@@ -82,8 +82,8 @@ def readable(
 
 
 def _check_size(split: Split, size: int | Square | None) -> int | Square:
-    if size is not None and side_of(size) < 1:
-        raise SettingsError(f"the image size must be at least 1, got {side_of(size)}")
+    if size is not None and min(shape_of(size)) < 1:
+        raise SettingsError(f"the image size must be at least 1, got {min(shape_of(size))}")
     if size is None and split.paths is not None:
         raise SettingsError(
             f"{split.name} has files of any size; set data.resize to the size they should have, e.g. 256"
@@ -159,8 +159,8 @@ def _compacted(images: Tensor, good: Tensor) -> Tensor:
 
 
 def _resized(images: Tensor, size: int | Square | None) -> Tensor:
-    """Byte images resized to a square; floats are points, not pictures, and stay unchanged."""
-    if size is None or images.dtype != torch.uint8 or images.shape[1:3] == (side_of(size),) * 2:
+    """Byte images resized to the size; floats are points, not pictures, and stay unchanged."""
+    if size is None or images.dtype != torch.uint8 or images.shape[1:3] == shape_of(size):
         return images
     if isinstance(size, Square):  # as a file of these pixels
         return torch.stack([_as_picture(frame, size) for frame in images])

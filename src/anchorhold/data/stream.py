@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, RunError
-from .decode import Bad, Square, fill, fill_shared, side_of
+from .decode import Bad, Square, fill, fill_shared, shape_of
 from .workers import Shared, cores, enough_memory, hired
 
 __all__ = ["StreamStore", "memory_left"]
@@ -66,12 +66,12 @@ class StreamStore:
         """The frames of each batch in host memory."""
         parts = iter([batch[at : at + PART] for batch in batches for at in range(0, len(batch), PART)])
         waiting: deque[Part] = deque()
-        self.crew = crew = self.crew or _crew(self.workers, side_of(self.size))
+        self.crew = crew = self.crew or _crew(self.workers, *shape_of(self.size))
         try:
             with enough_memory(self.workers):
                 for batch in batches:
                     pin = self.device.type == "cuda"
-                    shape = (len(batch), side_of(self.size), side_of(self.size), 3)
+                    shape = (len(batch), *shape_of(self.size), 3)
                     frames = torch.empty(shape, dtype=torch.uint8, pin_memory=pin)
                     rows, done = frames.numpy(), 0
                     while done < len(batch):
@@ -126,8 +126,8 @@ class StreamStore:
         return len(paths)
 
 
-def _crew(workers: int, size: int) -> Crew:
-    room = Shared.of(AHEAD * workers, PART, size, size, 3)
+def _crew(workers: int, height: int, width: int) -> Crew:
+    room = Shared.of(AHEAD * workers, PART, height, width, 3)
     return Crew(hired(workers, room), room.rows, list(range(AHEAD * workers)))
 
 

@@ -5,6 +5,7 @@ same call embeds the missing blocks, and ends with the same bytes as an uninterr
 """
 
 import io
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..console import Report, Silent, duration, shown
-from ..data.decode import Square, pixels_of, side_of, why_unreadable
+from ..data.decode import Square, pixels_of, shape_of, why_unreadable
 from ..data.workers import cores
 from ..device import computer_of, device_named, living_on, repeatable
 from ..distributed import Ranks, joined
@@ -252,7 +253,7 @@ def _decoded(
 
     try:
         for at, what in images.read(wanted):
-            own = 3 * side_of(size) ** 2 + (len(what.getbuffer()) if isinstance(what, io.BytesIO) else 0)
+            own = 3 * math.prod(shape_of(size)) + (len(what.getbuffer()) if isinstance(what, io.BytesIO) else 0)
             waiting.append((at, own, images.items[at].problem if what is None else threads.submit(pixels, what)))
             held += own
             del what

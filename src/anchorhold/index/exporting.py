@@ -90,7 +90,7 @@ def _images(model: nn.Module, way: Preprocessing, count: int) -> Tensor:
     mean = getattr(model, "mean", None)
     channels = len(mean) if isinstance(mean, Tensor) else 3
     size = getattr(model, "size", None) if way.assumed else None
-    height, width = size or (way.side, way.side)
+    height, width = way.shape or size or (way.side, way.side)
     return Key.of(0)("export").uniform(torch.arange(count), (channels, height, width)).float()
 
 

@@ -143,12 +143,23 @@ class Index:
     def square(self) -> int | Square:
         """How its images were resized."""
         known = self.field("made_with", dict)
+        if "shape" in known:
+            return self._frame()
         if not {"interpolation", "proportions"} & set(known):
             return self.squares[0]
         how, keeps = self.field("made_with.interpolation", str), self.field("made_with.proportions", bool)
         if how not in INTERPOLATIONS:
             raise RunError(f"{self.path / 'index.json'} says interpolation {how[:40]!r}; make the index again")
         return Square(self.squares[0], how, keeps)
+
+    def _frame(self) -> Square:
+        """The frame of a model whose images are not square."""
+        shape = self.field("made_with.shape", str)
+        sides = shape.split("×")
+        known = len(sides) == 2 and all(side.isdecimal() and 1 <= int(side) <= LARGEST_SIDE for side in sides)
+        if not known:
+            raise RunError(f"{self.path / 'index.json'} says shape {shape[:40]!r}; make the index again")
+        return Square(int(sides[0]), width=int(sides[1]))
 
     @cached_property
     def rows(self) -> list[tuple[str, str]]:

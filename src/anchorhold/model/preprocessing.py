@@ -1,6 +1,7 @@
 """Preprocessing of image files for a model; its record is saved with the model.
 
-Decoding is the same as in training and audits: upright RGB, resized to a square, centre crop. Torch is loaded when the
+Decoding is the same as in training and audits: upright RGB, resized to a square, centre crop. For a model whose images
+are not square and that has no record, files keep their proportions and get its shape. Torch is loaded when the
 first image is prepared, so that records can be read without it.
 """
 
@@ -43,6 +44,7 @@ class Preprocessing:
     assumed: bool = False
     in_memory: tuple[int, int] = (0, 0)  # resize and crop of a data set without files; 0 does nothing
     proportions: bool = False  # whether the shorter side is resized and the centre kept, as encoders have it
+    shape: tuple[int, int] | None = None  # height and width that files get where the model's images are not square
 
     def __post_init__(self) -> None:
         if self.resize < 1 or self.crop < 0 or self.crop > self.resize:
@@ -52,12 +54,15 @@ class Preprocessing:
             )
 
     def __call__(self, image: "str | Path | Image") -> "Tensor":
-        """One image as float32 (C, side, side) in [0, 1], as in evaluations and audits."""
+        """One image as float32 (C, H, W) in [0, 1], as in evaluations and audits."""
         import torch
 
         return self.views(torch.from_numpy(self.frame(image)).unsqueeze(0))[0]
 
     def __str__(self) -> str:
+        if self.shape:
+            size = "×".join(map(str, self.shape))
+            return f"resize to cover {size} ({self.interpolation}), centre crop {size}"
         cut = f", centre crop {self.crop}×{self.crop}" if self.crop else ""
         whole = "resize the shorter side to {0}, centre {0}×{0}" if self.proportions else "resize to {0}×{0}"
         return f"{whole.format(self.resize)} ({self.interpolation}){cut}"
@@ -70,12 +75,19 @@ class Preprocessing:
     @property
     def square(self) -> "int | Square":
         """How `data.decode` makes the frame."""
-        from ..data.decode import squared
+        from ..data.decode import Square, squared
 
+        if self.shape:
+            return Square(self.shape[0], self.interpolation, width=self.shape[1])
         return squared(self.resize, self.interpolation, self.proportions)
 
+    @property
+    def for_pictures(self) -> "int | Square":
+        """What PIL images of a data set in memory are brought to."""
+        return self.square if self.shape else self.resize
+
     def frame(self, image: "str | Path | Image") -> Any:
-        """The image before the crop: a (resize, resize, 3) array of bytes."""
+        """The image before the crop: a (resize, resize, 3) array of bytes, or (*shape, 3)."""
         from ..data.decode import pixels_of, square, why_unreadable
 
         if not isinstance(image, str | Path):
@@ -86,45 +98,59 @@ class Preprocessing:
             raise DataError(f"cannot read {image}: {why_unreadable(error)}; give an image file") from None
 
     def views(self, frames: "Tensor") -> "Tensor":
-        """Images (B, C, side, side) from frames (B, resize, resize, 3); a model of one channel gets grey images."""
+        """Images (B, C, H, W) from the frames (B, …, 3) of files; a model of one channel gets grey images."""
         from ..data.store import centre_crop
 
         images = centre_crop(frames, self.crop or None)
         return images.mean(1, keepdim=True) if self.mean is not None and len(self.mean) == 1 else images
 
     def told(self, resize: int | None = None, crop: int | None = None) -> "Preprocessing":
-        """The same with the user's resize and crop; without a record, resize is 256/224 of the crop."""
+        """The same with the user's resize and crop; without a record, resize is 256/224 of the crop.
+
+        Both are squares, so they replace a shape.
+        """
         if resize is None and crop is None:
             return self
-        inner = self.crop if crop is None else crop
+        inner = (max(self.shape) if self.shape else self.crop) if crop is None else crop
         if resize is None:
             resize = _around(inner, self.side) if self.assumed else self.resize
-        return replace(self, resize=resize, crop=inner, assumed=False)
+        return replace(self, resize=resize, crop=inner, assumed=False, shape=None)
 
     def unusual(self) -> dict[str, Any]:
         """Interpolation and proportions for JSON, where they are not the usual ones."""
+        if self.shape:
+            return {"shape": "×".join(map(str, self.shape))}
         usual = self.interpolation == INTERPOLATION and not self.proportions
         return {} if usual else {"interpolation": self.interpolation, "proportions": self.proportions}
 
     def described(self) -> dict[str, Any]:
         """The values for JSON."""
         names = ("resize", "crop", "interpolation", "mean", "std", *(["proportions"] if self.proportions else []))
+        names += ("shape",) if self.shape else ()
         return {name: asdict(self)[name] for name in names}
 
     @classmethod
     def for_size(
         cls, size: Sequence[int] | None, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> "Preprocessing":
-        """The assumption for a model without a record: a crop of its size, with the papers' ratio 256 to 224."""
+        """The assumption for a model without a record: a crop of its size, with the papers' ratio 256 to 224.
+
+        A size that is not square is no crop: files are resized to cover it, and their centre is kept.
+        """
         side = max(size or (_USUAL,))
+        if size and len(set(size)) > 1:
+            return cls(side, mean=_tuple(mean), std=_tuple(std), assumed=True, shape=(size[0], size[1]))
         return cls(_around(side, side), side, mean=_tuple(mean), std=_tuple(std), assumed=True)
 
     @classmethod
     def recorded(
         cls, record: Mapping[str, Any], size: Sequence[int], mean: Sequence[float], std: Sequence[float]
     ) -> "Preprocessing":
-        """The preprocessing of a record. With resize 0 (images in memory), files are resized to the model's size."""
+        """The preprocessing of a record. With resize 0 (images in memory), files get the model's size."""
         resize, crop = record["resize"], record["crop"]
+        if not resize and not crop and len(set(size)) > 1:
+            made = cls.for_size(size, mean, std)
+            return replace(made, interpolation=record["interpolation"], assumed=False)
         wide = resize or _around(crop, max(size))
         made = cls(wide, crop, record["interpolation"], _tuple(mean), _tuple(std), in_memory=(resize, crop))
         return replace(made, proportions=record.get("proportions", False))
