@@ -1,5 +1,6 @@
 """`anchorhold audit` and `anchorhold attack`: what they print and write, and one clear line for every mistake."""
 
+import html
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from anchorhold.cli import main as cli
 from anchorhold.data.datasets import dataset
 from anchorhold.errors import SettingsError
 from anchorhold.model.embedder import Embedder
+from anchorhold.report.audit_page import command_of
 from anchorhold.runs.folder import Run
 from anchorhold.runs.schemas import RUN_SCHEMA
 from tests.cli.test_main import run
