@@ -199,6 +199,8 @@ def test_a_model_that_is_not_square_gets_photos_without_distortion(place: Path, 
     assert torch.equal(shown, images)
     ah.audit(model, place / "photos", **QUICK)
     assert not any("are resized" in note for note in model.notes)
+    own.save(tmp_path / "other.png")
+    ah.attack(model, tmp_path / "other.png", place / "photos", goal="ES", steps=1, device="cpu")  # a file apart
     told = model.preprocess.told(crop=14)  # the user's squares replace the shape
     assert (told.resize, told.crop, told.shape) == (16, 14, None)
 
