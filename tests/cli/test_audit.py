@@ -68,13 +68,14 @@ def test_audit_writes_what_it_prints_and_goes_on(capsys: Any, monkeypatch: pytes
 
 
 def test_the_page_has_the_command_as_it_was_typed(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    photographs(tmp_path)
+    seeded = "import torch\n\ndef net():\n    torch.manual_seed(3)\n    return "
+    (tmp_path / "seeded.py").write_text(seeded + "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 8))\n")
     given = ["--data", "photos", "--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "8"]
     quick = ["--attacks", "TMA", "--limit", "3", "--steps", "1", "--device", "cpu"]
-    code, _, err = run(capsys, monkeypatch, "audit", "theirs:net", *given, *quick, "--out", "first")
+    code, _, err = run(capsys, monkeypatch, "audit", "seeded:net", *given, *quick, "--out", "first")
     assert code == 0, err
     said = command_of(json.loads((tmp_path / "first" / "audit.json").read_text()))
-    assert said.startswith("anchorhold audit theirs:net " + " ".join(given))
+    assert said.startswith("anchorhold audit seeded:net " + " ".join(given))
     assert said in html.unescape((tmp_path / "first" / "page.html").read_text())
     code, _, err = run(capsys, monkeypatch, *said.split()[1:], "--device", "cpu", "--out", "again")
     assert code == 0, err
