@@ -348,7 +348,7 @@ def test_weights_that_cannot_be_downloaded(capsys: pytest.CaptureFixture[str], m
     for line, way in (
         ("audit resnet18 --data digits", "resnet18=FILE"),
         ("embed timm:resnet18 bad --out i", "resnet18=FILE"),
-        ("train bad", "--set model.weights=FILE"),
+        ("train bad", "--set model.weights=FILE, or none with --set model.weights="),
     ):
         monkeypatch.setattr(sys, "argv", ["anchorhold", *line.split()])
         with pytest.raises(SystemExit):
@@ -358,8 +358,11 @@ def test_weights_that_cannot_be_downloaded(capsys: pytest.CaptureFixture[str], m
         assert set(OPTION.findall(told)) <= {option[:3] for option in options_in(line, told)}
     calls: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: ah.load("timm:resnet18"), "ah.Embedder('resnet18', weights=FILE)"),
-        (lambda: ah.Embedder("resnet18", weights="imagenet"), "ah.Embedder(…, weights=FILE)"),
-        (lambda: ah.fit(None, "bad"), "overrides={'model.weights': FILE}"),
+        (lambda: ah.Embedder("resnet18", weights="imagenet"), "ah.Embedder(…, weights=FILE), or None"),
+        (
+            lambda: ah.fit(None, "bad"),
+            "overrides={'model.weights': FILE}, or none with overrides={'model.weights': ''}",
+        ),
     )
     for call, way in calls:
         with pytest.raises(ah.AnchorholdError) as error:

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
+from anchorhold.report.epsilon import draw_curves, told
+
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "docs" / "pictures" / "curves.py"
 
@@ -45,12 +47,11 @@ def test_every_audit_with_a_curve_is_drawn(curves: ModuleType, tmp_path: Path) -
     an_audit(tmp_path / "cub" / "hm" / "audit.json", "cub", [40, 20, 5])
     an_audit(tmp_path / "cub" / "own" / "strong" / "audit.json", "cub", [41, 21, 6])
     an_audit(tmp_path / "cub" / "none" / "audit.json", "cub", None)
-    found = {each.name: each for each in curves.curves(tmp_path)}
+    found = {each.name: each for _, each in curves.curves(tmp_path)}
     assert set(found) == {"digits-a", "cub/hm", "cub/own"} and found["cub/own"].recall == (41, 21, 6)
-    assert [curves.label(eps) for eps in (0.0, 4 / 255, 0.03, 0.1)] == ["0", "4/255", "0.03", "0.1"]
-    picture = curves.draw([found["cub/hm"], found["cub/own"]], "cub", tmp_path / "curve.png")
-    with Image.open(picture) as file:
-        assert file.info["Description"] == curves.told([found["cub/hm"], found["cub/own"]])
+    drawn = [found["cub/hm"], found["cub/own"]]
+    with Image.open(draw_curves({"linf": drawn}, tmp_path / "curve.png", "cub")) as file:
+        assert file.info["Description"] == told(drawn)
 
 
 def test_the_pictures_are_of_the_recorded_audits(curves: ModuleType) -> None:
@@ -61,7 +62,7 @@ def test_the_pictures_are_of_the_recorded_audits(curves: ModuleType) -> None:
         picture = ROOT / "docs" / "pictures" / name
         assert picture.stat().st_size < 200_000
         with Image.open(picture) as file:
-            assert file.info["Description"] == curves.told(drawn), name
+            assert file.info["Description"] == told(drawn), name
 
 
 def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

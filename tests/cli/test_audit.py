@@ -134,6 +134,7 @@ def test_a_folder_is_audited_on_the_test_split_that_a_run_made_of_it(
     assert found["data"]["query"]["fingerprint"] == own.fingerprint()  # by which compare knows it, unless held out
     code, out, err = run(capsys, monkeypatch, "audit", "rgb.safetensors", *quick[:-1], "b")
     assert code == 0 and "32 of 32 queries" in out, err
+    assert (out + err).count("training classes") == 2 and (out + err).count("may include training classes") == 1
     assert "all 8 classes of photos are audited" in err and "make folders train/ and test/ in it" in err
     for name in "abcdefgh":
         shutil.copy(f"photos/{name}/0.png", f"photos/{name}/9.png")

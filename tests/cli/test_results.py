@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.cli.test_main import run
-from tests.report.invented import a_run, an_audit, flat_rows
+from tests.report.invented import a_curve, a_run, an_audit, flat_rows
 
 pytestmark = pytest.mark.medium
 
@@ -100,6 +100,15 @@ def test_plot(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     for what in ("rows", "cost"):
         code, out, _ = run(capsys, monkeypatch, "plot", "runs", "--what", what, "--out", f"{what}.png")
         assert code == 0 and out == f"written: {what}.png\n" and (tmp_path / f"{what}.png").stat().st_size > 1000
+    code, _, err = run(capsys, monkeypatch, "plot", "runs", "--what", "epsilon", "--out", "e.png")
+    assert code == 2 and "R@1 against ε; audit with --curve" in err and not (tmp_path / "e.png").exists()
+    a_curve(tmp_path / "runs/a")
+    code, out, _ = run(capsys, monkeypatch, "plot", "runs", "--what", "epsilon", "--out", "e.png")
+    assert code == 0 and out == "written: e.png\n" and (tmp_path / "e.png").stat().st_size > 1000
+    code, _, err = run(capsys, monkeypatch, "plot", "runs/b", "--what", "rows", "--out", "r.png")
+    assert code == 2 and "audit one with all nine attacks" in err
+    code, _, err = run(capsys, monkeypatch, "plot", "runs", "--what", "robust", "--out", "r.png")
+    assert code == 2 and "--set train.attack_eps=8/255" in err and not (tmp_path / "r.png").exists()
     code, _, _ = run(capsys, monkeypatch, "plot", "runs", "--against", "defence.steps", "--out", "s.svg")
     assert code == 0 and b"<svg" in (tmp_path / "s.svg").read_bytes()
 

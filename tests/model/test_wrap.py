@@ -209,7 +209,7 @@ def test_other_images_are_refused(images: Tensor, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mean": MEAN}, "give both mean"),
+        ({"mean": MEAN}, "give both mean and std, with one number per channel; mean has 3, std has 0"),
         ({"mean": MEAN, "std": (1, 1)}, "one number per channel"),
         ({"mean": (123.7, 116.3, 103.5), "std": (58.4, 57.1, 57.4)}, "divide them by 255"),
         ({"mean": MEAN, "std": (1, 0, 1)}, "must be for pixels"),

@@ -73,6 +73,18 @@ def an_audit(
     return path
 
 
+def a_curve(path: Path, r1: Iterable[float] = (50.0, 20.0), eps: float = 8 / 255) -> Path:
+    """Add R@1 against ε, from 0 to `eps`, to the audit.json in a folder; intervals are ±1."""
+    audit = json.loads((path / "audit.json").read_text(encoding="utf-8"))
+    values = list(r1)
+    sizes = [eps * at / (len(values) - 1) for at in range(len(values))]
+    spans = [[value - 1, value + 1] for value in values]
+    known = {"protocol": "strong", "eps": sizes, "lines": {"R@1": values}, "intervals": {"R@1": spans}}
+    audit["curve"] = {**known, "queries": audit["data"]["attacked"][0]}
+    (path / "audit.json").write_text(json.dumps(audit), encoding="utf-8")
+    return path
+
+
 def flat_rows(epochs: int = 5, separability: float = 0.0) -> list[dict[str, Any]]:
     """The log of a model that has collapsed, or has not."""
     return [

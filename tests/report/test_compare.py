@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from anchorhold.report.entangled import entanglement
 from anchorhold.report.matrix import matrix
 from anchorhold.report.methods import method_of
 from anchorhold.report.rendering import render
-from anchorhold.report.tables import Estimate, Link, Mean, Table, plain
-from tests.report.invented import a_run, an_audit, flat_rows
+from anchorhold.report.tables import Estimate, Link, Mean, Table, notes_of, plain, used
+from tests.report.invented import a_curve, a_run, an_audit, flat_rows
 
 
 def lines(table: Table) -> list[dict[str, Any]]:
@@ -109,12 +110,58 @@ def test_a_collapsed_run_has_no_score_even_if_it_was_audited(tmp_path: Path) -> 
         assert plain(line["r1"]) == 2 and line["status"].startswith("collapsed")
 
 
+def noted(table: Table) -> list[str]:
+    return notes_of(table, used(table))
+
+
+def test_a_table_says_at_which_eps_and_over_how_many_queries_r1_strong_is(tmp_path: Path) -> None:
+    for name in "ab":
+        a_curve(an_audit(a_run(tmp_path / name), queries=60))
+    a_run(tmp_path / "c")  # not audited
+    table = runs_table(collect([tmp_path]).entries)
+    rows = list(csv.DictReader(io.StringIO(render(table, "csv"))))
+    assert [(float(row["eps"]), row["norm"], row["queries"]) for row in rows[:2]] == [(8 / 255, "linf", "60")] * 2
+    assert rows[2]["eps"] == rows[2]["queries"] == ""
+    latex = render(table.only(["r1", "r1_strong"]), "latex")
+    assert r"run & R@1 & R@1 strong at 8/255 \\" in latex
+    assert "R@1 strong: over 60 queries" in latex and "ε strong" not in render(table)
+    assert "0.0 [" not in render(table.only(["eps"])) and "8/255" in render(table.only(["eps"]))
+    a_curve(an_audit(tmp_path / "b", eps=0.06, queries=1200), eps=0.06)
+    table = runs_table(collect([tmp_path]).entries)
+    heads = render(table).splitlines()[0].split("   ")
+    assert {"R@1 strong", "ε strong", "queries strong"} <= {head.strip() for head in heads}
+    assert "norm strong" not in render(table) and "R@1 strong:" not in render(table)
+    (note,) = (each for each in render(table.only(["r1_strong"])).splitlines() if each.startswith("R@1 strong:"))
+    assert note == "R@1 strong: at 8/255 over 60 queries (a); at 0.06 over 1,200 queries (b)"
+    assert "R@1 strong" not in "".join(noted(table.only(["r1"])))
+
+
+def test_an_eps_of_l2_says_so(tmp_path: Path) -> None:
+    path = a_curve(an_audit(tmp_path / "a", eps=1.0), eps=1.0)
+    audit = json.loads((path / "audit.json").read_text())
+    audit["settings"]["norm"] = "l2"
+    (path / "audit.json").write_text(json.dumps(audit))
+    assert "R@1 strong at L2 1 " in render(runs_table(collect([tmp_path]).entries))
+    a_curve(an_audit(tmp_path / "b", eps=1.0), eps=1.0)
+    table = runs_table(collect([tmp_path]).entries)
+    assert "norm strong" in render(table) and "at L2 1 over" in render(table.only(["r1_strong"]))
+
+
+def test_notes_name_only_what_is_shown(tmp_path: Path) -> None:
+    an_audit(a_run(tmp_path / "a"), strong=True)
+    table = runs_table(collect([tmp_path]).entries)
+    assert noted(table.only(["r1", "ers_corrected"])) == ["R@1, ERS in %; [95 % intervals over queries]"]
+    assert noted(table.only(["map_r"])) == ["mAP@R in %"]
+    assert noted(table.only(["seconds", "status"]))[:1] == ["no run here has a value for seconds"]
+    assert noted(table)[0] == "R@1, R@2, mAP@R, ERS, ARS in %; [95 % intervals over queries]"
+
+
 def test_audits_that_attack_differently_are_named(tmp_path: Path) -> None:
     an_audit(a_run(tmp_path / "a"))
     an_audit(a_run(tmp_path / "b"))
-    assert len(runs_table(collect([tmp_path]).entries).notes) == 1
+    assert len(noted(runs_table(collect([tmp_path]).entries))) == 1
     an_audit(tmp_path / "b", eps=16 / 255)
-    note = runs_table(collect([tmp_path]).entries).notes[-1]
+    note = noted(runs_table(collect([tmp_path]).entries))[-1]
     assert "cannot be compared" in note and "ε 8/255" in note and "ε 16/255" in note
 
 

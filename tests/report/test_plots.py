@@ -1,16 +1,20 @@
 """Figures: what is drawn, read back from the axes, and that nobody has to have matplotlib."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from anchorhold.errors import AnchorholdError, RunError, SettingsError
-from anchorhold.report import plots
+from anchorhold.interface import command_line
+from anchorhold.report import epsilon, plots
 from anchorhold.report.collect import Entry, collect
+from anchorhold.report.epsilon import plot_epsilon
 from anchorhold.report.plots import PLOTS, plot_against, plot_epochs
-from tests.report.invented import a_run, an_audit, flat_rows
+from tests.report.invented import a_curve, a_run, an_audit, flat_rows
 
 pytestmark = pytest.mark.medium
 
@@ -28,6 +32,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return figures[-1]
 
     monkeypatch.setattr(plots, "new_figure", spy)
+    monkeypatch.setattr(epsilon, "new_figure", spy)
     return figures
 
 
@@ -57,6 +62,55 @@ def test_curves_of_several_runs(tmp_path: Path, drawn: list[Any]) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
     looks = {(line.get_color(), line.get_linestyle()) for line in loss.get_lines()}
     assert len(looks) == 2 and len({style for _, style in looks}) == 2
+
+
+def test_shares_end_at_100(tmp_path: Path, drawn: list[Any]) -> None:
+    a_run(tmp_path / "a", [{"epoch": 1, "loss": 104.0, "r1": 90.0}, {"epoch": 2, "loss": 1.0, "r1": 100.0}])
+    plot_epochs(entries(tmp_path), "curves", tmp_path / "c.png")
+    loss, recall = drawn[0][1]
+    assert recall.get_ylim()[1] == 100 and loss.get_ylim()[1] > 104
+    plot_against(entries(tmp_path), "defence.steps", tmp_path / "s.png")
+    assert drawn[1][1][0].get_ylim() == (0, 100)
+
+
+def test_the_figure_under_attack_needs_runs_that_were_attacked(tmp_path: Path) -> None:
+    a_run(tmp_path / "a", [{"epoch": 1, "loss": 0.3, "r1": 50.0}])
+    with pytest.raises(RunError, match=r"no run here has logged R@1 under attack; train with .*train\.attack_eps"):
+        plot_epochs(entries(tmp_path), "robust", tmp_path / "c.png")
+    assert not (tmp_path / "c.png").exists()
+
+
+def test_recall_against_epsilon_of_several_models(tmp_path: Path, drawn: list[Any]) -> None:
+    a_curve(an_audit(a_run(tmp_path / "a") / "audit"), [90.0, 50.0, 10.0])
+    a_curve(an_audit(tmp_path / "b"), [80.0, 60.0])
+    an_audit(tmp_path / "c")  # without a curve
+    out = plot_epsilon(entries(tmp_path), tmp_path / "c.png")
+    figure, (axis,) = drawn[0]
+    eps = 8 / 255
+    assert curves(axis) == [[(0, 90.0), (eps / 2, 50.0), (eps, 10.0)], [(0, 80.0), (eps, 60.0)]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "4/255", "8/255"]
+    assert axis.get_ylim() == (0, 100) and len(axis.collections) == 2  # with intervals
+    with Image.open(out) as file:
+        assert file.info["Description"].startswith("a: 0.0000 90.0, 0.0157 50.0")
+
+
+def test_each_norm_has_its_panel(tmp_path: Path, drawn: list[Any]) -> None:
+    a_curve(an_audit(tmp_path / "a"))
+    path = a_curve(an_audit(tmp_path / "b", eps=0.5), eps=0.5) / "audit.json"
+    audit = json.loads(path.read_text())
+    audit["settings"]["norm"] = "l2"
+    path.write_text(json.dumps(audit))
+    plot_epsilon(entries(tmp_path), tmp_path / "c.svg")
+    first, second = drawn[0][1]
+    assert "pixel" in first.get_xlabel() and "L2" in second.get_xlabel()
+    assert first.get_lines()[0].get_color() != second.get_lines()[0].get_color()
+
+
+def test_without_a_curve_one_line_says_how_to_get_one(tmp_path: Path) -> None:
+    a_run(tmp_path / "a")
+    with command_line(), pytest.raises(RunError, match=r"^no audit here has R@1 against ε; audit with --curve …$"):
+        plot_epsilon(entries(an_audit(tmp_path / "b"), tmp_path / "a"), tmp_path / "c.png")
 
 
 def test_a_collapse_is_a_star_where_the_run_ended(tmp_path: Path, drawn: list[Any]) -> None:

@@ -1,5 +1,6 @@
 """Protocol beside protocol: every cell from its own audit, and differences within one audit only."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,23 @@ def test_a_strong_audit_is_compared_with_its_own_images(tmp_path: Path) -> None:
     assert line["queries"] == 50 and line["method"] == "HM[S, LGA]"
     table = runs_table(entries)
     assert lines(table)[0]["ers_strong"] == Estimate(28, 27, 29) and lines(table)[0]["ers_corrected"].value == 25
-    assert any("a 50 (the others 500)" in note for note in table.notes)
+    assert "a 50 (the others 500)" in render(table)
+
+
+def test_the_footer_explains_only_what_the_columns_hold(tmp_path: Path) -> None:
+    an_audit(a_run(tmp_path / "a"), columns=True)
+    table = columns_table(collect([tmp_path]).entries)
+    whole = render(table)
+    assert "in %, but TMA is a cosine and ES:D a distance; [95 % intervals" in whole
+    assert "overstated by: ERS published minus ERS corrected, in points" in whole
+    few = render(table.only(["CA+", "ES:D"]))
+    assert "in %, but ES:D is a distance" in few
+    assert not any(words in few for words in ("TMA", "intervals", "ARS", "overstated"))
+    audit = json.loads((tmp_path / "a" / "audit.json").read_text())
+    audit["protocols"] = {"corrected": {"columns": audit["protocols"]["corrected"]["columns"]}}  # one attack: no scores
+    (tmp_path / "a" / "audit.json").write_text(json.dumps(audit))
+    alone = render(columns_table(collect([tmp_path]).entries))
+    assert not any(words in alone for words in ("intervals", "ARS", "overstated"))
 
 
 def test_one_audit_may_have_all_three(tmp_path: Path) -> None:
@@ -70,7 +87,7 @@ def test_one_audit_may_have_all_three(tmp_path: Path) -> None:
     assert [line["name"] for line in lines(strong_table(entries))] == ["a"]
     table = runs_table(entries)
     assert [line["ers_strong"] for line in lines(table)] == [Estimate(18, 17, 19), None]
-    assert "ERS strong" in render(table) and not any("another audit" in note for note in table.notes)
+    assert "ERS strong" in render(table) and "another audit" not in render(table)
     assert "ERS strong" not in render(runs_table(entries[1:]))  # nobody has one
 
 

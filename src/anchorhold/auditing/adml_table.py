@@ -84,7 +84,7 @@ def algorithm1(
     """
     report = report or Silent()
     part = part_of(data, models.values(), classes)
-    for note in (f"attacked: {part.said}", *part.notes):
+    for note in (f"attacked: {part.recorded}", *part.notes):
         report.say(note)
     values: dict[str, dict[str, dict[str, float | None]]] = {}
     for name, model in models.items():

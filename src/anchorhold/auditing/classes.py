@@ -52,7 +52,7 @@ def part_of(data: Any, models: Iterable[nn.Module], classes: Classes = "unseen",
         name = place.resolve().name
         own = next((own for own in (_cut_as(place, trained) for trained in known) if own is not None), None)
         if own is None:
-            return Part(data, f"all classes of {name}, which may include training classes", _changed(place, known))
+            return Part(data, f"all classes of {name}", _changed(place, known), "which may include training classes")
         if classes == "all":
             return Part(data, f"all classes of {name}, including those that the model was trained on")
         return Part(own, f"the classes of {name} that the model was not trained on", _on_held_out(own, known))

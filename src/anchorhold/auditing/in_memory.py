@@ -33,11 +33,17 @@ UNKNOWN = "the record of the model does not tell whether classes attacked here w
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The attacked data, a short description of them, and notes. Neither contains a path."""
+    """The attacked data, a short description of them, notes, and a caveat of the description. None contains a path."""
 
     data: Any
     said: str
     notes: tuple[str, ...] = ()
+    caveat: str = ""
+
+    @property
+    def recorded(self) -> str:
+        """The description with its caveat, for a result; what is said beforehand does not repeat the caveat."""
+        return f"{self.said}, {self.caveat}" if self.caveat else self.said
 
 
 def part_in_memory(data: Any, known: Iterable[TrainedOn], classes: Classes, side: int | Square) -> Part:

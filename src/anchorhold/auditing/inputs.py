@@ -166,8 +166,8 @@ def _split(data: Any, name: str, asks: bool = False, resize: int | Square = 0) -
         if all((root / part).is_dir() for part in ("train", "test")):
             return folder_split(root / "test", f"{root.resolve().name}/test", asks)
         split, notes = folder_split(root, root.resolve().name, asks)
-        whole = f"all {len(split.classes)} classes of {split.name} are audited, which may include training classes"
-        return split, (*notes, f"{whole}; to exclude those, make folders train/ and test/ in it")
+        whole = f"all {len(split.classes)} classes of {split.name} are audited"
+        return split, (*notes, f"{whole}; to leave out training classes, make folders train/ and test/ in it")
     return split_from(data, name, resize=resize), ()
 
 

@@ -139,7 +139,7 @@ def attack_list(
     if model is not None:  # as in an audit: classes of a folder that the model was trained on are left out
         part = part_of(data, (model,))
         data = part.data
-        for note in (f"attacked: {part.said}", *part.notes):
+        for note in (f"attacked: {part.recorded}", *part.notes):
             report.say(note)
     material = prepare(data, model or nn.Identity(), where, report, resize, crop)
     size = len(material.gallery_labels)

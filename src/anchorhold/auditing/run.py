@@ -171,7 +171,7 @@ def audit(
     part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).for_pictures)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
     remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
-    material = dataclasses.replace(material, part=part.said, remarks=remarks)
+    material = dataclasses.replace(material, part=part.recorded, remarks=remarks)
     for note in (*material.notes, f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))

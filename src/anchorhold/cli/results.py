@@ -133,8 +133,8 @@ def plot(
     what: Annotated[
         str,
         typer.Option(
-            help="curves, robust (under attack), collapse, shift, hardness, active, rows (ERS against R@1), "
-            "cost (ERS against training cost), initialisation, or columns of metrics.jsonl"
+            help="curves, robust, collapse, shift, hardness, active, rows (ERS against R@1), "
+            "cost (ERS against training cost), epsilon (R@1 against ε), initialisation, or columns of metrics.jsonl"
         ),
     ] = "curves",
     against: Annotated[
@@ -146,6 +146,7 @@ def plot(
 ) -> None:
     """Draw several runs in one figure."""
     from ..errors import check
+    from ..report.epsilon import plot_epsilon
     from ..report.initialisation import plot_initialisation
     from ..report.plots import plot_against, plot_epochs
     from ..report.scatter import SCATTERS
@@ -155,7 +156,7 @@ def plot(
     if against:
         written = plot_against(entries, against, out, series)
     else:
-        figures = {**SCATTERS, "initialisation": plot_initialisation}
+        figures = {**SCATTERS, "initialisation": plot_initialisation, "epsilon": plot_epsilon}
         written = figures[what](entries, out) if what in figures else plot_epochs(entries, what, out)
     print(f"written: {written}")
 

@@ -174,8 +174,8 @@ def csv_split(root: str | Path, asks: bool = False) -> tuple[Split, tuple[str, .
         check_classes(whole.gallery)
     names = len(whole.classes)
     all_of_it = (
-        f"all {names} classes of {root} are audited, including any that the model was trained on; "
-        "to leave those out, add a column split with train and test"
+        f"all {names} classes of {root} are audited; "
+        "to leave out training classes, add a column split with train and test"
     )
     return whole, (*(() if parts is not None else (all_of_it,)), *_singles(whole))
 

@@ -69,12 +69,12 @@ _NORMALISER = re.compile(r"(^|\.)normali[sz]er?\.")
 class NoWeights(ModelError):
     """Weights that cannot be had by their name. A caller that was given the name otherwise says how to give others."""
 
-    def __init__(self, problem: str, *, exist: bool = True) -> None:
-        super().__init__(f"{problem}; give a file, as in ah.Embedder(…, weights=FILE){'' if exist else ', or None'}")
-        self.problem, self.exist = problem, exist
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; give a file, as in ah.Embedder(…, weights=FILE), or None")
+        self.problem = problem
 
     def instead(self, file: str, none: str = "") -> ModelError:
-        """The error that names another way: what gives a file, and what gives none, if the weights do not exist."""
+        """The error that names another way: what gives a file, and what gives none, where a model may have none."""
         return ModelError(f"{self.problem}; give a file, as in {file}{f', or none with {none}' if none else ''}")
 
 
@@ -242,7 +242,7 @@ def name_in_timm(source: str, name: str) -> str:
     if source != "imagenet":
         return source.removeprefix("timm:")
     if is_own(name):
-        raise NoWeights(f"no ImageNet weights exist for {name!r}", exist=False)
+        raise NoWeights(f"no ImageNet weights exist for {name!r}")
     return f"{name}.tv_in1k" if re.fullmatch(r"resnet(18|34|50|101|152)", name) else name
 
 

@@ -291,7 +291,9 @@ def _statistics(
     if mean is None and std is None:
         return None
     if mean is None or std is None or len(mean) != len(std) or not len(mean):
-        raise SettingsError(f"give both mean ({mean}) and std ({std}), with one number per channel")
+        both = f"{argument('mean')} and {argument('std')}"
+        got = [f"{argument(name)} has {len(each or ())}" for name, each in (("mean", mean), ("std", std))]
+        raise SettingsError(f"give both {both}, with one number per channel; {', '.join(got)}")
     if max(mean) > 1 or min(std) <= 0:
         raise SettingsError(f"mean {list(mean)} and std {list(std)} must be for pixels in [0, 1]; divide them by 255")
     return tuple(map(float, mean)), tuple(map(float, std))

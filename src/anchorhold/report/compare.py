@@ -6,6 +6,7 @@ published protocol uses the published constants; ARS of the corrected protocol u
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeGuard
 
 from ..errors import RunError, check, nearest
@@ -15,9 +16,9 @@ from ..reproduce.rows import Row
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
-from .curve import recall_left
 from .methods import method_of
-from .tables import Cell, Column, Estimate, Link, Mean, Table, plain
+from .recall_strong import attacked, norm_of, of_strong, queries_of
+from .tables import Cell, Column, Estimate, Link, Mean, Note, Side, Table, plain, written
 
 __all__ = [
     "COLLAPSE",
@@ -30,6 +31,7 @@ __all__ = [
     "reproduced_table",
     "runs_table",
     "score_in",
+    "units",
     "value_of",
 ]
 
@@ -85,9 +87,8 @@ def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
 
 
 def _left(entry: Entry) -> Cell:
-    """R@1 under the strong attack, from a strong audit or the curve of an audit."""
-    known = (recall_left(each.audit) for each in (entry.strongest, entry, entry.curved) if each is not None)
-    return next((Estimate(*found) for found in known if found is not None), None)
+    found = attacked(entry)
+    return None if found is None else found[0]
 
 
 def _value(key: str, head: str, of: Callable[[Entry], Cell], digits: int = 1, **options: bool) -> Value:
@@ -195,15 +196,35 @@ _END = (
     _value("commit", "commit", lambda e: str(e.info.get("commit") or "") or None, spare=True),
     _value("status", "status", lambda e: e.status),
 )
+_STRONG = (  # about R@1 strong, in this order after it
+    _value(
+        "eps", "ε strong", of_strong(lambda audit: number(dig(audit, "settings", "eps"))), fraction=True, spare=True
+    ),
+    _value("norm", "norm strong", of_strong(norm_of), spare=True),
+    _value("queries", "queries strong", of_strong(queries_of), 0, thousands=True, spare=True),
+)
 _COST = ("seconds", "image_steps", "audit_seconds")
+_PERCENT = {key for key in (*VALUES, *(value.column.key for value in _PAPER)) if key not in (*_COST, "verdict")}
 
 
 def runs_table(entries: Sequence[Entry]) -> Table:
     """One line per run: method, scores, the paper's numbers, cost and status."""
     scores, cost = ([v for key, v in VALUES.items() if (key in _COST) == costs] for costs in (False, True))
-    values = (*_ABOUT, *scores, *_PAPER, *cost, *_END)
+    place = 1 + [value.column.key for value in scores].index("r1_strong")
+    values = (*_ABOUT, *scores[:place], *_STRONG, *scores[place:], *_PAPER, *cost, *_END)
     rows = tuple(tuple(value.of(entry) for value in values) for entry in entries)
-    return Table(tuple(value.column for value in values), rows, tuple(_notes(entries)))
+    columns = tuple(_named_by(value.column, entries) for value in values)
+    return Table(columns, rows, tuple(_notes(entries)))
+
+
+def _named_by(column: Column, entries: Sequence[Entry]) -> Column:
+    """R@1 strong with its ε in its head where all rows share it; where they do not, ε is a column of its own."""
+    (eps, norms, queries) = ({cell for entry in entries if (cell := value.of(entry)) is not None} for value in _STRONG)
+    if column.key == "r1_strong" and len(eps) == len(norms) == 1:
+        norm = "" if norms == {"linf"} else f"{str(next(iter(norms))).upper()} "
+        return replace(column, head=f"{column.head} at {norm}{written(next(iter(eps)), _STRONG[0].column)}")
+    one = {"eps": len(eps) == len(norms) == 1, "norm": len(norms) == 1, "queries": len(queries) == 1}
+    return replace(column, hidden=True) if one.get(column.key) else column
 
 
 def published_table(entries: Sequence[Entry]) -> Table:
@@ -244,10 +265,11 @@ _BESIDE = (
 _BESIDE_SPARE = ("batch", "seed", "ars_published", "paper_ars")
 
 
-def _notes(entries: Sequence[Entry]) -> Iterator[str]:
+def _notes(entries: Sequence[Entry]) -> Iterator[Note]:
     audited = [entry for entry in entries if entry.audit]
     if audited:
-        yield "R@1 to ARS in %; [95 % intervals over queries]"
+        yield units
+        yield partial(_on_strong, entries)
     attacks = {attack_in_words(dig(entry.audit or {}, "settings") or {}): entry.name for entry in reversed(audited)}
     if len(attacks) > 1:
         each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
@@ -255,11 +277,55 @@ def _notes(entries: Sequence[Entry]) -> Iterator[str]:
     fewer = [entry for entry in entries if entry.strong]
     if fewer:
         counts = "; ".join(f"{e.name} {_count(e.strong)} (the others {_count(e)})" for e in fewer)
-        yield f"ERS strong is from a separate audit; number of queries: {counts}"
+        yield _with("ers_strong", f"ERS strong is from a separate audit; number of queries: {counts}")
     yield from _notes_on_papers(entries)
 
 
-def _notes_on_papers(entries: Sequence[Entry]) -> Iterator[str]:
+def units(sides: Sequence[Side]) -> str:
+    """Which of the columns shown are in %, and that they have intervals.
+
+    >>> units([(Column("r1", "R@1"), [50.0]), (Column("ers_published", "ERS publ."), [Estimate(30.0, 29.0, 31.0)])])
+    'R@1, ERS in %; [95 % intervals over queries]'
+    """
+    inside = [(column, cells) for column, cells in sides if column.key in _PERCENT and any(map(counts, cells))]
+    names = ", ".join(dict.fromkeys(column.head.split()[0] for column, _ in inside))
+    spans = any(
+        column.span and isinstance(cell, Estimate) and cell.low is not None
+        for column, cells in inside
+        for cell in cells
+    )
+    return f"{names} in %{'; [95 % intervals over queries]' if spans else ''}" if names else ""
+
+
+def _on_strong(entries: Sequence[Entry], sides: Sequence[Side]) -> str:
+    """ε and the number of queries of R@1 strong, where no column shows them."""
+    shown = {column.key for column, _ in sides}
+    found = {entry.name: [value.of(entry) for value in _STRONG] for entry in entries if attacked(entry)}
+    if "r1_strong" not in shown or not found:
+        return ""
+    told: dict[str, list[str]] = {}
+    several = len({(eps, norm) for eps, norm, _ in found.values()}) > 1 and "eps" not in shown
+    for name, (eps, norm, queries) in found.items():
+        size = written(eps, _STRONG[0].column)
+        words = [f"at {size if norm == 'linf' else f'{norm} {size}'.upper()}"] if several else []
+        words += [f"over {written(queries, _STRONG[2].column)} queries"] if queries and "queries" not in shown else []
+        told.setdefault(" ".join(words), []).append(name)
+    if set(told) == {""}:
+        return ""
+    parts = [words + (f" ({', '.join(names)})" if len(told) > 1 else "") for words, names in told.items() if words]
+    return f"R@1 strong: {'; '.join(parts)}"
+
+
+def _with(key: str, text: str) -> Note:
+    """A note on one column, left out where it is not shown."""
+    return lambda sides: text if any(column.key == key for column, _ in sides) else ""
+
+
+def _notes_on_papers(entries: Sequence[Entry]) -> Iterator[Note]:
+    return (_with("verdict", text) for text in _told_of_papers(entries))
+
+
+def _told_of_papers(entries: Sequence[Entry]) -> Iterator[str]:
     repeated = [(entry, row) for entry in entries if (row := row_of(entry)) is not None]
     if repeated:
         yield (

@@ -1,19 +1,19 @@
 """The page of a comparison: a sortable table, significant differences, and R@1 against ERS with the papers in grey."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..reproduce.comparison import row_of
 from ..reproduce.rows import Row, published_on
-from ..runs.fields import dig
 from .charts import Axis, Point, Series, chart, key
 from .collect import Entry, data_name
 from .compare import counts, runs_table, value_of
 from .curve_chart import Drawn, drawn_together
+from .epsilon import curves_by_norm
 from .page import cut, fixed, write_page
-from .tables import Cell, Column, Estimate, plain, used, written
+from .tables import Cell, Column, Estimate, notes_of, plain, used, written
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -49,7 +49,7 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
         title=f"{len(entries)} runs compared",
         heads=[(column.head, word) for (column, _), word in zip(sides, words)],
         lines=lines,
-        notes=table.notes,
+        notes=notes_of(table, sides),
         problems=problems,
         curves=_curves(entries),
         scatter=_scatter(entries, published),
@@ -68,16 +68,9 @@ def _cell(cell: Cell, column: Column) -> Shown:
 
 
 def _curves(entries: Sequence[Entry]) -> list[Drawn]:
-    """A chart of R@1 against ε for each norm: an ε in Linf and one in L2 do not compare."""
-    by_norm: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for entry in entries:
-        for known in (entry.strongest, entry, entry.curved):
-            curve: Mapping[str, Any] = (dig(known.audit, "curve") if known is not None else None) or {}
-            if known is not None and dig(curve, "protocol") == "strong":
-                norm = str(dig(known.audit, "settings", "norm") or "linf")
-                by_norm.setdefault(norm, []).append((cut(entry.name), curve))
-                break
-    drawn = (drawn_together(curves, norm) for norm, curves in by_norm.items())
+    """A chart of R@1 against ε for each norm."""
+    by_norm = curves_by_norm(entries).items()
+    drawn = (drawn_together([(cut(name), curve) for name, curve in curves], norm) for norm, curves in by_norm)
     return [each for each in drawn if each is not None]
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AnchorholdError, check
 from ..interface import option
 from ..runs.writing import atomic
+from .marks import LINE_STYLES, PALETTE, in_turn
 from .tables import one_line, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["DPI", "new_figure", "plain_text", "save_figure", "writable"]
+__all__ = ["DPI", "line_look", "new_figure", "plain_text", "save_figure", "writable"]
 
 DPI = 160
 _HIGH = 3.2  # inches, without the legend
@@ -47,6 +48,12 @@ def new_figure(panels: int, wide: float = 4.2, high: float = _HIGH) -> tuple["Fi
         axis.set_axisbelow(True)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def line_look(place: int) -> dict[str, Any]:
+    """Colour and line style; combinations repeat after 28 lines."""
+    style = in_turn(LINE_STYLES, place)
+    return {"color": in_turn(PALETTE, place), "linestyle": style, "linewidth": 1.7, "markersize": 4.5}
 
 
 def plain_text(text: str, width: int = 40) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RunError, check, nearest
-from ..interface import option
+from ..interface import Placeholder, option, setting
 from ..runs.fields import number
 from .collect import Entry
 from .compare import COLLAPSE, column_of, judged, value_of
-from .figures import new_figure, plain_text, save_figure, writable
-from .marks import LINE_STYLES, MARKERS, PALETTE, in_turn
+from .figures import line_look, new_figure, plain_text, save_figure, writable
+from .marks import MARKERS, in_turn
 from .matrix import check_setting, setting_order
 from .shifts import PHASES
 from .tables import Estimate, called, plain
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PLOTS", "plot_against", "plot_epochs"]
 
-SCATTERED = ("rows", "cost", "initialisation")  # figures of `scatter` and `initialisation`
+SCATTERED = ("rows", "cost", "initialisation", "epsilon")  # figures of `scatter`, `initialisation` and `epsilon`
 PLOTS: dict[str, dict[str, str]] = {
     "curves": {"loss": "training loss", "r1": "R@1 (%)"},
     "robust": {
@@ -46,6 +46,7 @@ robust is ADML's figures 3 and 4.
 Shifts are drawn by phase, as there: CAP and ANP of a CA-TRIDE run are two lines.
 """
 
+_ATTACKED = {"r1_attacked", "map_r_attacked"}  # one of them makes the figure `robust`
 _STAR: dict[str, Any] = {"marker": "*", "markersize": 13, "markeredgecolor": "black", "markeredgewidth": 0.6}
 
 
@@ -64,11 +65,14 @@ def plot_epochs(entries: Sequence[Entry], what: str, out: str | Path) -> Path:
         for place, ((entry, _), points) in enumerate(zip(lines, curves)):
             if not points:
                 continue
-            axis.plot(*zip(*points), **_look(place), marker=in_turn(MARKERS, place) if marked else "")
+            axis.plot(*zip(*points), **line_look(place), marker=in_turn(MARKERS, place) if marked else "")
             if entry.collapsed:
-                axis.plot(*points[-1], color=_look(place)["color"], **_STAR)
+                axis.plot(*points[-1], color=line_look(place)["color"], **_STAR)
+        if label.endswith("(%)"):  # no room beyond what a share can be
+            low, high = axis.get_ylim()
+            axis.set_ylim(max(low, 0.0), min(high, 100.0))
         axis.set(xlabel="epoch", ylabel=label, xlim=(0, 1.03 * max(entry.epoch or 1 for entry in entries)))
-    names = [(_look(place), _called(entry, phase, panels)) for place, (entry, phase) in enumerate(lines)]
+    names = [(line_look(place), _called(entry, phase, panels)) for place, (entry, phase) in enumerate(lines)]
     return save_figure(figure, axes, names + _explained(entries), out)
 
 
@@ -98,8 +102,8 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
     bar spans their minimum and maximum. A single run has its interval instead. `label` is written at the axis.
     """
     out = writable(out)
-    for setting in filter(None, (key, series)):
-        check_setting(entries, setting)
+    for name in filter(None, (key, series)):
+        check_setting(entries, name)
     entries = [entry for entry in entries if entry.finished and entry.setting(key) is not None]
     if not entries:
         raise RunError(f"no finished run has the setting {key}, so there is nothing to draw")
@@ -117,7 +121,7 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
         axis.set(
             xlabel=label or key,
             ylabel=f"{column_of(entries, value).head} (%)",
-            ylim=(0, max(1.08 * axis.dataLim.y1, 1)),
+            ylim=(0, min(max(1.08 * axis.dataLim.y1, 1), 100)),
         )
         if not numeric:
             slant: Any = {"rotation": 20, "ha": "right"} if len(values) <= 6 else {"rotation": 90}
@@ -125,15 +129,15 @@ def plot_against(entries: Sequence[Entry], key: str, out: str | Path, series: st
             axis.margins(x=0.1)
     own_names = series == "method"  # which say what they are
     labels = [word if own_names else f"{series} = {word}" for word in _labels(groups)] if series else []
-    names = [(_look(place), word) for place, word in enumerate(labels)]
+    names = [(line_look(place), word) for place, word in enumerate(labels)]
     return save_figure(figure, axes, names + _explained(entries), out)
 
 
 def _draw_series(axis: "Axes", entries: list[Entry], key: str, value: str, places: dict[Any, Any], place: int) -> None:
-    look = _look(place)
+    look = line_look(place)
     middles: list[tuple[float, float]] = []
-    for setting, x in places.items():
-        cells = [judged(entry, value) for entry in entries if entry.setting(key) == setting]
+    for choice, x in places.items():
+        cells = [judged(entry, value) for entry in entries if entry.setting(key) == choice]
         known = [cell for cell in cells if cell is not None and not isinstance(cell, str)]
         if COLLAPSE in cells:
             axis.plot(x, 0, color=look["color"], clip_on=False, zorder=4, **_STAR)
@@ -162,6 +166,10 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
             name in PLOTS or name in logged,
             f"no plot or column {name!r}; {nearest(name, {*PLOTS, *SCATTERED, *logged})}",
         )
+    if "robust" in names and not logged & _ATTACKED:
+        raise RunError(
+            f"no run here has logged R@1 under attack; train with {setting('train.attack_eps', Placeholder('8/255'))}"
+        )
     panels: dict[str, str] = {}
     for name in names:
         panels |= PLOTS.get(name, {name: name})
@@ -171,12 +179,6 @@ def _panels(entries: Sequence[Entry], what: str) -> dict[str, str]:
             f"no run here has logged {', '.join(panels) or 'anything'}; train again, or choose another {option('what')}"
         )
     return kept
-
-
-def _look(place: int) -> dict[str, Any]:
-    """Colour and line style; combinations repeat after 28 runs."""
-    style = in_turn(LINE_STYLES, place)
-    return {"color": in_turn(PALETTE, place), "linestyle": style, "linewidth": 1.7, "markersize": 4.5}
 
 
 def _explained(entries: Sequence[Entry]) -> list[tuple[dict[str, Any], str]]:

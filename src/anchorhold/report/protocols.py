@@ -12,7 +12,7 @@ from ..interface import option, worded
 from ..runs.fields import dig, number
 from .collect import Entry
 from .compare import COLLAPSE, method_cell, score_in
-from .tables import Cell, Column, Estimate, Link, Table
+from .tables import Cell, Column, Estimate, Link, Side, Table
 
 __all__ = ["columns_table", "strong_table"]
 
@@ -49,14 +49,31 @@ def columns_table(entries: Sequence[Entry]) -> Table:
         for entry in audited
         for audit, protocol in _said(entry)
     ]
-    notes = (
-        "in %, but TMA is a cosine and ES:D a distance; [95 % intervals over queries]; ARS of the published protocol "
-        "uses the published constants, the others measured initial values",
-        "overstated by: ERS published minus ERS corrected"
-        + (", ERS corrected minus ERS strong" if any(line[1] == "strong" for line in lines) else "")
-        + ", in points, over the same images",
-    )
-    return Table(columns, tuple(lines), notes)
+    return Table(columns, tuple(lines), (_on_units, _on_overstating))
+
+
+def _on_units(sides: Sequence[Side]) -> str:
+    """The units of the columns shown, their intervals, and the initial values of ARS."""
+    shown = {column.key: cells for column, cells in sides}
+    others = {"TMA": "TMA is a cosine", "ES:D": "ES:D a distance" if "TMA" in shown else "ES:D is a distance"}
+    known = [words for name, words in others.items() if name in shown]
+    told = [f"in %, but {' and '.join(known)}" if known else "in %"]
+    if any(
+        column.span and isinstance(cell, Estimate) and cell.low is not None for column, each in sides for cell in each
+    ):
+        told.append("[95 % intervals over queries]")
+    if "ars" in shown:
+        told.append("ARS of the published protocol uses the published constants, the others measured initial values")
+    return "; ".join(told) if {*ERS_COLUMNS, "ers", "ars"} & shown.keys() else ""
+
+
+def _on_overstating(sides: Sequence[Side]) -> str:
+    """What `overstated by` is, for the protocols that have it."""
+    shown = {column.key: cells for column, cells in sides}
+    protocols = zip(shown.get("protocol", _NEXT), shown.get("overstates", ()))
+    found = dict.fromkeys(str(protocol) for protocol, above in protocols if above is not None)
+    pairs = [f"ERS {each} minus ERS {_NEXT[each]}" for each in found if each in _NEXT]
+    return f"overstated by: {', '.join(pairs)}, in points, over the same images" if pairs else ""
 
 
 def strong_table(entries: Sequence[Entry]) -> Table:

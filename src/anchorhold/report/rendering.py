@@ -1,8 +1,8 @@
 """Tables in five formats: text for the terminal, Markdown, LaTeX, CSV, JSON.
 
 Text, Markdown and LaTeX round, omit empty columns, and end with notes; Markdown has links. CSV and JSON have every
-column and every digit, with extra columns for the ends of intervals and the number of runs behind a mean. JSON also has
-the settings and versions if one command made all rows.
+column, hidden ones too, and every digit, with extra columns for the ends of intervals and the number of runs behind a
+mean. JSON also has the settings and versions if one command made all rows.
 """
 
 import csv
@@ -17,7 +17,7 @@ from ..errors import check, nearest
 from ..runs.folder import without_nan
 from ..runs.writing import csv_cell
 from .latex import latex_table
-from .tables import Cell, Column, Link, Side, Table, in_full, one_line, shortened, used, written
+from .tables import Cell, Column, Link, Side, Table, in_full, notes_of, one_line, shortened, used, written
 
 __all__ = ["check_format", "render"]
 
@@ -65,7 +65,7 @@ def _text(table: Table, width: int | None) -> str:
     console = Console(file=out, width=width or 10_000, force_terminal=False, color_system=None, markup=False)
     console.print(grid)
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
-    notes = [one_line(note) for note in table.notes]
+    notes = notes_of(table, sides)
     notes += [f"not shown, the terminal is too narrow: {absent}"] if absent else []
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
@@ -105,14 +105,14 @@ def _markdown(table: Table, beside: Path | None, role: str) -> str:
 
     head = [line([_escaped(column.head) for column, _ in sides]), "|" + "---|" * len(sides)]
     body = [line([shown(cells[place], column) for column, cells in sides]) for place in range(len(table.rows))]
-    return "\n".join([*head, *body, *(f"\n{_escaped(one_line(note))}" for note in table.notes)])
+    return "\n".join([*head, *body, *(f"\n{_escaped(note)}" for note in notes_of(table, sides))])
 
 
 def _latex(table: Table) -> str:
     sides = used(table)
     rows = [[written(cells[place], column) for column, cells in sides] for place in range(len(table.rows))]
     words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
-    return latex_table([one_line(column.head) for column, _ in sides], rows, words, [*map(one_line, table.notes)])
+    return latex_table([one_line(column.head) for column, _ in sides], rows, words, notes_of(table, sides))
 
 
 def _linked(text: str, file: Path, beside: Path) -> str:
@@ -142,6 +142,6 @@ def _csv(table: Table) -> str:
 
 def _json(table: Table) -> str:
     head, lines = in_full(table)
-    found = {"schema": "anchorhold.table/1", **table.about, "notes": table.notes}
+    found = {"schema": "anchorhold.table/1", **table.about, "notes": notes_of(table, used(table))}
     found["rows"] = [dict(zip(head, line)) for line in lines]
     return json.dumps(without_nan(found), indent=2, ensure_ascii=False, allow_nan=False)

@@ -130,7 +130,7 @@ def _shown(entries: Sequence[Entry]) -> tuple[list[_Shown], str]:
             found.append(_Shown(entry.name, plain(r1), ers, steps, image_steps, row_of(entry), len(found)))
             sets[data_name(entry) or "?"] = None
     if not found:
-        raise RunError("no run here has both R@1 and ERS, so there is nothing to draw; audit one")
+        raise RunError("no run here has both R@1 and ERS, so there is nothing to draw; audit one with all nine attacks")
     check(len(sets) == 1, f"a figure shows one data set, and these runs use {', '.join(sets)}: give fewer folders")
     return found, next(iter(sets))
 

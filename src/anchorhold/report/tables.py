@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..columns import pixel_fraction
 from ..errors import check, nearest
 
 __all__ = [
@@ -13,9 +14,12 @@ __all__ = [
     "Estimate",
     "Link",
     "Mean",
+    "Note",
+    "Side",
     "Table",
     "called",
     "in_full",
+    "notes_of",
     "one_line",
     "plain",
     "shortened",
@@ -66,9 +70,12 @@ class Column:
     span: bool = True  # whether intervals are shown
     thousands: bool = False  # whether to separate thousands
     spare: bool = False  # dropped first on a narrow terminal
+    fraction: bool = False  # whether numbers below 1 are shown as N/255
+    hidden: bool = False  # only in CSV and JSON, unless `only` asks for it
 
 
 Side = tuple[Column, list[Cell]]  # a column with its cells
+Note = str | Callable[[Sequence[Side]], str]  # a text, or what makes it from the columns shown; "" is none
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)  # settings, versions and commit of all rows
 
     def sorted_by(self, key: str) -> "Table":
@@ -107,7 +114,7 @@ class Table:
             check(key in owners, f"there is no column {key!r}; {nearest(key, owners)}")
         places = list(dict.fromkeys([0, *(owners[key] for key in keys)]))
         rows = tuple(tuple(row[place] for place in places) for row in self.rows)
-        chosen = replace(self, columns=tuple(self.columns[place] for place in places), rows=rows)
+        chosen = replace(self, columns=tuple(replace(self.columns[place], hidden=False) for place in places), rows=rows)
         empty = [column.key for column, cells in _sides(chosen) if all(cell is None for cell in cells)]
         note = (f"no run here has a value for {', '.join(empty)}",) if empty and rows else ()
         return replace(chosen, notes=(*self.notes, *note))
@@ -152,6 +159,8 @@ def written(cell: Cell, column: Column) -> str:
         return "–"
     if isinstance(cell, str):
         return one_line(cell)
+    if column.fraction:
+        return pixel_fraction(plain(cell)) if plain(cell) < 1 else f"{plain(cell):g}"
     number = f"{plain(cell):{',' if column.thousands else ''}.{column.digits}f}"
     if isinstance(cell, Mean) and cell.total > 1:
         return f"{number} ({cell.count if cell.count == cell.total else f'{cell.count} of {cell.total}'})"
@@ -165,8 +174,15 @@ def _sides(table: Table) -> list[Side]:
 
 
 def used(table: Table) -> list[Side]:
-    """The columns that are not empty."""
-    return [(column, cells) for column, cells in _sides(table) if any(cell is not None for cell in cells)]
+    """The columns that are not empty, without hidden ones."""
+    sides = ((column, cells) for column, cells in _sides(table) if not column.hidden)
+    return [(column, cells) for column, cells in sides if any(cell is not None for cell in cells)]
+
+
+def notes_of(table: Table, sides: Sequence[Side]) -> list[str]:
+    """The notes on the columns that are shown, each on one line."""
+    notes = (note if isinstance(note, str) else note(sides) for note in table.notes)
+    return [one_line(note) for note in notes if note]
 
 
 def _parts(cells: Sequence[Cell]) -> dict[str, Callable[[Cell], object]]:

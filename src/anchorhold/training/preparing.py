@@ -170,8 +170,8 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
             seed=settings.train.seed,
         )
     except NoWeights as error:
-        none = "" if error.exist else setting("model.weights", "")
-        raise error.instead(setting("model.weights", Placeholder("FILE")), none) from None
+        file, none = setting("model.weights", Placeholder("FILE")), setting("model.weights", "")
+        raise error.instead(file, none) from None
 
 
 def data_from(data: Any, section: Any) -> Dataset:

@@ -1,0 +1,40 @@
+"""R@1 under the strong attack, and what the audit that it is from says about it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..runs.fields import dig, number
+from .collect import Entry
+from .curve import recall_left
+from .tables import Cell, Estimate
+
+__all__ = ["attacked", "norm_of", "of_strong", "queries_of"]
+
+
+def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
+    """R@1 under the strong attack, from a strong audit or the curve of an audit, and that audit."""
+    audits = (each.audit for each in (entry.strongest, entry, entry.curved) if each is not None and each.audit)
+    known = ((recall_left(audit), audit) for audit in audits)
+    return next(((Estimate(*found), audit) for found, audit in known if found is not None), None)
+
+
+def of_strong(of: Callable[[Mapping[str, Any]], Cell]) -> Callable[[Entry], Cell]:
+    """A value of the audit that R@1 strong is from."""
+
+    def cell(entry: Entry) -> Cell:
+        found = attacked(entry)
+        return None if found is None else of(found[1])
+
+    return cell
+
+
+def norm_of(audit: Mapping[str, Any]) -> str:
+    """The norm of its threat; Linf where an older audit does not say."""
+    return str(dig(audit, "settings", "norm") or "linf")
+
+
+def queries_of(audit: Mapping[str, Any]) -> float | None:
+    """How many queries its curve has, or were attacked."""
+    counts = dig(audit, "data", "attacked")
+    known = number(counts[0]) if isinstance(counts, list) and counts else None
+    return number(dig(audit, "curve", "queries")) or known
