@@ -207,7 +207,7 @@ def audit(
 
         def once(limit: int, place: str | Path | None) -> Audit:
             begun, now = time.monotonic(), dataclasses.replace(settings, limit=limit)
-            subject = subject_of(victim, view, material, now, climbing, where, place, report, replace)
+            subject = subject_of(victim, view, material, now, climbing, place, report, replace)
             about = provenance(computer_of(where))
             return _audited(subject, runs, place, second, examine, about, begun)
 
