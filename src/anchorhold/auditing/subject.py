@@ -79,7 +79,12 @@ def subject_of(
     about["model"] |= {"draws": draws} if draws > 1 else {}
     about["data"]["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
     shared = {name: value for name, value in asdict(settings).items() if name not in _ADDED}
-    made_with = {**shared, "model": about["model"]["weights"], "data": about["data"], "device": scene.gallery.device.type}
+    made_with = {
+        **shared,
+        "model": about["model"]["weights"],
+        "data": about["data"],
+        "device": scene.gallery.device.type,
+    }
     made_with["version"] = __version__
     items = max(len(material.labels), len(material.gallery_labels))
     shards = Shards(out, made_with, material.query.ranks, items, replaces)
