@@ -43,13 +43,13 @@ import anchorhold as ah
 net = nn.Sequential(nn.Conv2d(3, 8, 5, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
 mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 """
-# Labels that the shortened commands do not print: one epoch, too few queries for the worst classes, no curve.
+# Labels that the shortened commands do not print: one epoch, too few queries for the worst classes, no curve, seconds.
 # And a class of the reader's photos.
 LESS = {
     "docs/audit/quick-start.md": {"epochs", "worst"},
-    "docs/guides/comparing.md": {"strong"},
+    "docs/guides/comparing.md": {"strong", "at"},
     "docs/guides/searching.md": {"cup"},
-    "docs/train/quick-start.md": {"epochs"},
+    "docs/train/quick-start.md": {"epochs", "min"},
 }
 _FOLDER = r"\b(?:runs|audits)/[\w-]+"
 

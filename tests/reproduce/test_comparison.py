@@ -10,11 +10,17 @@ from anchorhold.errors import RunError
 from anchorhold.report.collect import Entry, collect
 from anchorhold.report.compare import published_table, runs_table
 from anchorhold.report.rendering import render
+from anchorhold.report.tables import Table, notes_of, used
 from anchorhold.reproduce.comparison import ars_of, departures, rerun_of, row_of, verdict
 from anchorhold.reproduce.rows import row_named, rows
 from tests.report.invented import a_run, an_audit
 
 HM = "hm/t6/cub/hm-lga-8"  # 38.0 / 32.4, rerun 39.5 / 28.1
+
+
+def told(table: Table) -> list[str]:
+    """The notes below a table."""
+    return notes_of(table, used(table))
 
 
 def the_run(path: Path, row: str = HM, **more: Any) -> Entry:
@@ -160,9 +166,9 @@ def test_print_stands_beside_the_run(tmp_path: Path) -> None:
     assert [line["verdict"] for line in (a, b, c, d, e)] == ["within", "reproduced", None, "collapse", None]
     assert (a["batch"], d["batch"], a["commit"], b["commit"]) == ("56 pairs", "28 × 4", "abc", None)
     assert a["audit_seconds"] == 12.5 and c["audit_seconds"] is None and e["paper_r1"] is None
-    notes = runs_table(collect([tmp_path]).entries).notes
+    notes = told(runs_table(collect([tmp_path]).entries))
     assert "other settings than the row's: a (batch.pairs 56, not 112); d (batch.kind classes, not pairs)" in notes
-    assert not any("reproduced" in note for note in runs_table(collect([tmp_path / "e"]).entries).notes)
+    assert not any("reproduced" in note for note in told(runs_table(collect([tmp_path / "e"]).entries)))
 
 
 def test_published_rows_alone(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_published_rows_alone(tmp_path: Path) -> None:
     assert line == {key: whole[key] for key in line} and line["name"] == "a" and line["verdict"] == "reproduced"
     assert {"r1", "paper_r1", "rerun_r1", "ers_published", "paper_ers", "rerun_ers", "ers_corrected"} <= {*line}
     assert "[" not in render(table, "markdown").replace("HM[S, LGA]", "")  # the intervals are in the other table
-    assert table.notes[0].startswith("reproduced: R@1 within 3 points")
+    assert told(table)[0].startswith("reproduced: R@1 within 3 points")
     with pytest.raises(RunError, match="no run here repeats a published row; train with row=ROW"):
         published_table(collect([tmp_path / "b"]).entries)
 
@@ -193,18 +199,18 @@ def test_from_robust_weights_the_gain_is_compared(tmp_path: Path) -> None:
     note = "gain: robust starts from resnet18_robust_linf4.pt, the paper from weights trained against ε = 4/255"
     gains = "+2.7 / +17.1 in robust-init/a5/cub/hm-lga-8-init-4; +0.9 / +19.1 in robust-init/a2/cub/hm-lga-8-init-4"
     said = ". Gain in R@1 and ERS published: "
-    assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains
+    assert told(runs_table(collect([tmp_path]).entries))[-1] == note + said + gains
     trained("other-seed", 36.0, 30.0, HM, train={"seed": 1})
     trained("other-batch", 36.0, 30.0, HM, batch={"pairs": 56})
     trained("robust-too", 36.0, 30.0, HM, model=weights)
-    assert runs_table(collect([tmp_path]).entries).notes[-1] == note + said + gains
+    assert told(runs_table(collect([tmp_path]).entries))[-1] == note + said + gains
     trained("plain", 36.5, 31.0, HM)
-    assert runs_table(collect([tmp_path]).entries).notes[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
+    assert told(runs_table(collect([tmp_path]).entries))[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
     file = tmp_path / "plain" / "run.json"
     info = json.loads(file.read_text())
     del info["settings"]["defence"]["members"], info["settings"]["optimiser"]["schedule"]  # it is older than these
     file.write_text(json.dumps(info))
-    assert runs_table(collect([tmp_path]).entries).notes[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
+    assert told(runs_table(collect([tmp_path]).entries))[-1] == f"{note}{said}-1.5 / +11.5 over plain; {gains}"
 
 
 def test_robust_is_what_the_weights_are_called_not_where_they_lie(tmp_path: Path) -> None:
@@ -213,4 +219,4 @@ def test_robust_is_what_the_weights_are_called_not_where_they_lie(tmp_path: Path
     an_audit(a_run(tmp_path / "a", last, on="cub", row=HM, model=weights), ers=33)
     assert [line["verdict"] for line in cells(tmp_path)] == ["reproduced"]
     an_audit(a_run(tmp_path / "b", last, on="cub", row=ROBUST, model=weights), ers=33)  # from plain ones after all
-    assert "over a" not in runs_table(collect([tmp_path]).entries).notes[-1]
+    assert "over a" not in told(runs_table(collect([tmp_path]).entries))[-1]

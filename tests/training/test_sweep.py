@@ -146,7 +146,7 @@ def test_a_sweep_of_digits_and_the_same_again(digits: Dataset, tmp_path: Path) -
     assert heard.lines.count("already done") == heard.lines.count("already audited") == 2
     with pytest.raises(RunError, match=r"other settings \(train\.epochs = 1\)"):
         sweep(digits, "hm-lga", vary, tmp_path, overrides={**QUICK, "train": {"epochs": 2}}, device="cpu")
-    with pytest.raises(RunError, match="rows of another audit"):
+    with pytest.raises(RunError, match="would lose its ε 51/255"):
         sweep(digits, "hm-lga", vary, tmp_path, overrides=QUICK, audited={**AUDITED, "eps": 0.3}, device="cpu")
 
 

@@ -6,7 +6,6 @@ published protocol uses the published constants; ARS of the corrected protocol u
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeGuard
 
 from ..errors import RunError, check, nearest
@@ -269,7 +268,7 @@ def _notes(entries: Sequence[Entry]) -> Iterator[Note]:
     audited = [entry for entry in entries if entry.audit]
     if audited:
         yield units
-        yield partial(_on_strong, entries)
+        yield StrongNote(tuple((e.name, *(value.of(e) for value in _STRONG)) for e in entries if attacked(e)))
     attacks = {attack_in_words(dig(entry.audit or {}, "settings") or {}): entry.name for entry in reversed(audited)}
     if len(attacks) > 1:
         each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
@@ -277,7 +276,7 @@ def _notes(entries: Sequence[Entry]) -> Iterator[Note]:
     fewer = [entry for entry in entries if entry.strong]
     if fewer:
         counts = "; ".join(f"{e.name} {_count(e.strong)} (the others {_count(e)})" for e in fewer)
-        yield _with("ers_strong", f"ERS strong is from a separate audit; number of queries: {counts}")
+        yield ColumnNote("ers_strong", f"ERS strong is from a separate audit; number of queries: {counts}")
     yield from _notes_on_papers(entries)
 
 
@@ -297,32 +296,43 @@ def units(sides: Sequence[Side]) -> str:
     return f"{names} in %{'; [95 % intervals over queries]' if spans else ''}" if names else ""
 
 
-def _on_strong(entries: Sequence[Entry], sides: Sequence[Side]) -> str:
+@dataclass(frozen=True)
+class StrongNote:
     """ε and the number of queries of R@1 strong, where no column shows them."""
-    shown = {column.key for column, _ in sides}
-    found = {entry.name: [value.of(entry) for value in _STRONG] for entry in entries if attacked(entry)}
-    if "r1_strong" not in shown or not found:
-        return ""
-    told: dict[str, list[str]] = {}
-    several = len({(eps, norm) for eps, norm, _ in found.values()}) > 1 and "eps" not in shown
-    for name, (eps, norm, queries) in found.items():
-        size = written(eps, _STRONG[0].column)
-        words = [f"at {size if norm == 'linf' else f'{norm} {size}'.upper()}"] if several else []
-        words += [f"over {written(queries, _STRONG[2].column)} queries"] if queries and "queries" not in shown else []
-        told.setdefault(" ".join(words), []).append(name)
-    if set(told) == {""}:
-        return ""
-    parts = [words + (f" ({', '.join(names)})" if len(told) > 1 else "") for words, names in told.items() if words]
-    return f"R@1 strong: {'; '.join(parts)}"
+
+    found: tuple[tuple[Cell, ...], ...]  # name, ε, norm and queries of each attacked run
+
+    def __call__(self, sides: Sequence[Side]) -> str:
+        shown = {column.key for column, _ in sides}
+        if "r1_strong" not in shown or not self.found:
+            return ""
+        told: dict[str, list[str]] = {}
+        several = len({(eps, norm) for _, eps, norm, _ in self.found}) > 1 and "eps" not in shown
+        for name, eps, norm, queries in self.found:
+            size = written(eps, _STRONG[0].column)
+            words = [f"at {size if norm == 'linf' else f'{norm} {size}'.upper()}"] if several else []
+            many = queries and "queries" not in shown
+            words += [f"over {written(queries, _STRONG[2].column)} queries"] if many else []
+            told.setdefault(" ".join(words), []).append(str(name))
+        if set(told) == {""}:
+            return ""
+        parts = [words + (f" ({', '.join(names)})" if len(told) > 1 else "") for words, names in told.items() if words]
+        return f"R@1 strong: {'; '.join(parts)}"
 
 
-def _with(key: str, text: str) -> Note:
+@dataclass(frozen=True)
+class ColumnNote:
     """A note on one column, left out where it is not shown."""
-    return lambda sides: text if any(column.key == key for column, _ in sides) else ""
+
+    key: str
+    text: str
+
+    def __call__(self, sides: Sequence[Side]) -> str:
+        return self.text if any(column.key == self.key for column, _ in sides) else ""
 
 
 def _notes_on_papers(entries: Sequence[Entry]) -> Iterator[Note]:
-    return (_with("verdict", text) for text in _told_of_papers(entries))
+    return (ColumnNote("verdict", text) for text in _told_of_papers(entries))
 
 
 def _told_of_papers(entries: Sequence[Entry]) -> Iterator[str]:
