@@ -17,7 +17,7 @@ from ..runs.fields import dig, number
 from .collect import Entry
 from .methods import method_of
 from .recall_strong import attacked, norm_of, of_strong, queries_of
-from .tables import Cell, Column, Estimate, Link, Mean, Note, Side, Table, plain, written
+from .tables import Cell, Column, ColumnNote, Estimate, Link, Mean, Note, Side, Table, plain, written
 
 __all__ = [
     "COLLAPSE",
@@ -318,17 +318,6 @@ class StrongNote:
             return ""
         parts = [words + (f" ({', '.join(names)})" if len(told) > 1 else "") for words, names in told.items() if words]
         return f"R@1 strong: {'; '.join(parts)}"
-
-
-@dataclass(frozen=True)
-class ColumnNote:
-    """A note on one column, left out where it is not shown."""
-
-    key: str
-    text: str
-
-    def __call__(self, sides: Sequence[Side]) -> str:
-        return self.text if any(column.key == self.key for column, _ in sides) else ""
 
 
 def _notes_on_papers(entries: Sequence[Entry]) -> Iterator[Note]:

@@ -11,6 +11,7 @@ from ..errors import check, nearest
 __all__ = [
     "Cell",
     "Column",
+    "ColumnNote",
     "Estimate",
     "Link",
     "Mean",
@@ -76,6 +77,17 @@ class Column:
 
 Side = tuple[Column, list[Cell]]  # a column with its cells
 Note = str | Callable[[Sequence[Side]], str]  # a text, or what makes it from the columns shown; "" is none
+
+
+@dataclass(frozen=True)
+class ColumnNote:
+    """A note on one column, left out where it is not shown."""
+
+    key: str
+    text: str
+
+    def __call__(self, sides: Sequence[Side]) -> str:
+        return self.text if any(column.key == self.key for column, _ in sides) else ""
 
 
 @dataclass(frozen=True)
