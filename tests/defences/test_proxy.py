@@ -19,6 +19,7 @@ from anchorhold.defences.natural import natural
 from anchorhold.defences.proxy import Proxies, class_proxies
 from anchorhold.defences.settings import NaturalSettings, ProxySettings
 from anchorhold.defences.step import Step
+from anchorhold.defences.training_loss import TrainingLoss, training_loss
 from anchorhold.defences.weight_perturbation import with_perturbed_weights
 from anchorhold.errors import ModelError, SettingsError
 from anchorhold.geometry import unit
@@ -218,6 +219,100 @@ def test_a_benign_batch_has_the_clean_loss() -> None:
         assert torch.allclose(calm, plain, atol=1e-12)
 
 
+# A loss of yours -----------------------------------------------------------------------------------------------
+
+
+def with_yours(name: str, **changes: Any) -> tuple[Step, ProxySettings, TrainingLoss]:
+    settings = settings_from("proxy", {"defence": {"loss": name, **changes}}).defence
+    step = make_step(LABELS)
+    loss = training_loss(settings, torch.zeros(2, 16, dtype=torch.float64), step.batch.labels, Key.of(0))
+    assert loss is not None
+    step.companion = loss
+    return step, settings, loss
+
+
+PML = "pytorch_metric_learning.losses:"
+
+
+@pytest.mark.parametrize("name", ["ProxyAnchorLoss", "MultiSimilarityLoss", "ArcFaceLoss"])
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_min_max_over_a_loss_of_yours_climbs_it_and_keeps_a_clean_share(name: str, share: float) -> None:
+    step, settings, made = with_yours(f"{PML}{name}", form="minmax", clean=share, **ATTACK)
+
+    def of(e: Tensor) -> Tensor:
+        return made.loss(e, NUMBERS)  # type: ignore[no-any-return]
+
+    moved = climbed(step, of, step.batch.images)
+    clean, raised = (of(step.model(images)) for images in (step.batch.images, moved))
+    assert raised > clean
+    (found,) = class_proxies(step, settings)
+    assert torch.allclose(found, share * clean + (1 - share) * raised, atol=1e-9)
+
+
+def test_trades_over_a_loss_of_yours_pulls_embeddings_by_a_growing_beta() -> None:
+    step, settings, made = with_yours(
+        f"{PML}ProxyAnchorLoss", form="trades", beta=4.0, beta_warm=0.5, **(ATTACK | {"warm": 0.5})
+    )
+    with step.frozen() as embed:
+        home = embed(step.batch.images)
+    for progress, share in ((0.25, 0.5), (1.0, 1.0)):  # of ε, of its step, and of β
+        seen: list[Tensor] = []
+        now = replace(step, progress=progress)
+        now.embed = lambda images, seen=seen: seen.append(images) or step.model(images)  # type: ignore[method-assign, misc]
+        (found,) = class_proxies(now, settings)
+        moved = seen[0][12:]
+        assert 0.06 * share < (moved - step.batch.images).abs().max() <= 0.1 * share + 1e-9
+        apart = (step.model(moved) - home).square().sum(1).mean()
+        assert apart > 0
+        assert torch.allclose(found, made.loss(step.model(step.batch.images), NUMBERS) + 4 * share * apart, atol=1e-9)
+
+
+def test_perturbed_weights_and_a_loss_that_remembers() -> None:
+    class Centred(torch.nn.Module):
+        """With a running mean of embeddings."""
+
+        middle: Tensor
+
+        def __init__(self, embedding_size: int) -> None:
+            super().__init__()
+            self.register_buffer("middle", torch.zeros(embedding_size))
+
+        def forward(self, e: Tensor, labels: Tensor) -> Tensor:
+            self.middle.lerp_(e.detach().mean(0), 0.1)
+            return (e - self.middle).square().mean()
+
+    step, settings, made = with_yours(Centred, form="natural", awp=0.05)  # type: ignore[arg-type]
+    seen: list[Tensor] = []
+    inner = with_perturbed_weights(step, lambda each: next(class_proxies(each, replace(settings, awp=0.0))), 0.05)
+    seen.append(inner.embed(step.batch.images).detach().mean(0))
+    assert not made.loss.middle.any()  # the trial pass left no trace
+    (worst,) = class_proxies(step, settings)
+    assert torch.allclose(made.loss.middle, 0.1 * seen[0], atol=1e-9)
+    made.loss.middle.zero_()
+    (plain,) = class_proxies(step, replace(settings, awp=0.0))
+    assert worst > plain
+
+
+@pytest.mark.medium
+def test_a_run_over_a_loss_of_yours_trains_its_proxies_and_holds_a_teacher(digits: ah.Dataset, tmp_path: Path) -> None:
+    first = ah.fit(None, digits, "proxy", tmp_path / "first", overrides=QUICK, device="cpu")
+    gaps = {}
+    for rate in (0.0, 20.0):
+        own = {"loss": f"{PML}ProxyAnchorLoss", "teacher": str(first.path), "drift": 0.0, "drift_rate": rate}
+        changes = {**QUICK, "defence": own, "optimiser": {"lr": 0.01}}
+        run = ah.fit(ah.load(first.path), digits, "proxy-minmax", tmp_path / f"{rate}", overrides=changes, device="cpu")
+        gaps[rate] = run.metrics()[-1]["drift"]
+        assert [name for name in tensors(run) if name.startswith("companion.")] == [
+            "companion.classes",
+            "companion.loss.proxies",
+        ]
+    assert gaps[20.0] < 0.8 * gaps[0.0]
+    made = settings_from("proxy-minmax", {"defence": {"loss": f"{PML}ProxyAnchorLoss"}}).defence
+    assert made.attacks and made.proxy_lr == 1e-2
+    with pytest.raises(SettingsError, match=r"does not read defence\.smoothing"):
+        settings_from("proxy", {"defence": {"loss": f"{PML}ProxyAnchorLoss", "smoothing": 0.1}})
+
+
 # Perturbed weights -------------------------------------------------------------------------------------------
 
 
@@ -379,6 +474,48 @@ def test_triplets_are_added_over_what_is_embedded(form: Any) -> None:
     assert wanted > 0.01 and found.item() == pytest.approx(plain.item() + 0.7 * wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("form", ["natural", "minmax", "trades"])
+def test_triplets_of_hardness_manipulation_are_those_of_the_plain_loop(form: Any) -> None:
+    """HM[R, LGA]: from the clean triplets, sign steps on H until H ≥ −min(γ, ℓ), ℓ the loss of the step before."""
+    step, _ = with_proxies()
+    x = step.batch.images
+    x[1:7:2] = 0.7 * x[0:6:2] + 0.3 * x[1:7:2]  # half of the triplets begin below their destination
+    attack = ATTACK | {"alpha": 0.02}
+    by: dict[str, Any] = {"sampler": "random", "triplet_margin": 0.02, "triplet_attack": "hm"}
+    settings = ProxySettings(form=form, triplets=0.7, **by, **attack)
+    assert settings.attacks
+    (plain,) = class_proxies(step, ProxySettings(form=form, **attack))
+
+    def apart(x: Tensor, y: Tensor) -> Tensor:
+        return (x - y + 1e-6).square().sum(1).sqrt()
+
+    previous, stayed = 2.0, []
+    for _ in range(2):
+        with step.frozen() as embed:
+            e = embed(step.batch.images)
+            chosen = step.mine("random", e, 0.02, "triplets")
+            clean = [step.batch.images[i] for i in (chosen.anchor, chosen.positive, chosen.negative)]
+            moved = [x.clone() for x in clean]
+            for _ in range(4):
+                moved = [x.requires_grad_(True) for x in moved]
+                a, p, n = (embed(x) for x in moved)
+                height = apart(a, p) - apart(a, n)
+                below = (-min(0.02, previous) - height).clamp(min=0)
+                gradients = torch.autograd.grad(-below.square().sum(), moved)
+                stayed.append(int((below == 0).sum()))
+                moved = [
+                    (x + (y.detach() + 0.02 * g.sign() - x).clamp(-0.1, 0.1)).clamp(0, 1)
+                    for x, y, g in zip(clean, moved, gradients)
+                ]
+            a, p, n = (embed(x) for x in moved)
+            wanted = (apart(a, p) - apart(a, n) + 0.02).clamp(min=0).mean()
+        (found,) = class_proxies(step, settings)
+        assert found.item() == pytest.approx((plain + 0.7 * wanted).item(), abs=1e-8)
+        previous = wanted.item()
+        assert step.state["previous_loss"].item() == pytest.approx(previous, abs=1e-8)
+    assert min(stayed) < max(stayed)  # triplets end at their destination
+
+
 def test_triplets_on_proxies_need_pairs() -> None:
     step, _ = with_proxies(paired=False)
     with pytest.raises(SettingsError, match="set batch"):
@@ -470,6 +607,9 @@ def test_a_teacher_keeps_a_student_near_and_is_recorded(digits: ah.Dataset, tmp_
         ({"sampler": "random"}, "defence.triplets: set that too"),
         ({"triplets": 1.0, "sampler": "rnadom"}, "did you mean random"),
         ({"triplets": -1.0}, "defence.triplets"),
+        ({"triplet_attack": "hm"}, "defence.triplets: set that too"),
+        ({"triplets": 1.0, "triplet_attack": "hmm"}, "did you mean hm"),
+        ({"triplets": 1.0, "triplet_attack": "hm", "triplet_margin": 0.0}, "LGA scales with it"),
         ({"drift": 0.2}, "defence.teacher: set that too"),
     ],
 )

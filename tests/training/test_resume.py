@@ -21,6 +21,7 @@ from anchorhold.config.recipes import settings_from
 from anchorhold.config.settings import DEFENCE_SETTINGS
 from anchorhold.defences.menu import DEFENCES
 from anchorhold.defences.step import Step
+from anchorhold.extensions import code_named_in
 from anchorhold.pretraining.menu import PRETRAININGS
 from anchorhold.runs.folder import Run
 
@@ -68,6 +69,9 @@ class Case:
             quick["model"] = {"backbone": "small", "dim": 8, "weights": ""}
         return {name: {**quick.get(name, {}), **self.sections.get(name, {})} for name in {*quick, *self.sections}}
 
+    def resume(self, data: ah.Dataset, out: Path) -> Run:
+        return ah.resume(out, data=data, device="cpu", allow=list(code_named_in(self.sections)))
+
     def fit(self, data: ah.Dataset, out: Path) -> Run:
         model, overrides = self.model() if self.model else None, self.overrides()
         if "teacher" in overrides["defence"]:  # a run folder beside this one
@@ -90,6 +94,10 @@ ONE_CYCLE: dict[str, Any] = {
 }
 AWP: dict[str, Any] = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
 TAUGHT: dict[str, Any] = {"steps": 2, "cutmix": 0.5, "triplets": 0.5, "teacher": "TEACHER", "drift": 0.01}
+YOURS: dict[str, Any] = {  # and triplets by hardness manipulation, with their previous loss
+    **{"loss": "pytorch_metric_learning.losses:ProxyAnchorLoss", "steps": 2, "awp": 0.01},
+    **{"triplets": 0.5, "triplet_attack": "hm", "teacher": "TEACHER"},
+}
 
 CASES = {
     "natural": Case("natural"),
@@ -100,6 +108,7 @@ CASES = {
     "proxy trades": Case("proxy-trades", {"defence": {"loss": "proxy-anchor", "beta_warm": 0.9, "steps": 2}}),
     "proxy live": Case("proxy-minmax", {"defence": {"awp": 0.01, "steps": 2}}, model=live),
     "robust": Case("robust", {"defence": TAUGHT, "batch": {"kind": "pairs", "pairs": 32}, **ONE_CYCLE}),
+    "proxy yours": Case("proxy-minmax", {"defence": YOURS, "batch": {"kind": "pairs", "pairs": 32}}),
     "mean of late weights": Case("proxy", {"train": {"mean_from": 0.3}}),
     "mean of the weights": Case("natural", {"train": {"ema": 0.9}}),
     "hardness": Case("hm-lga"),
@@ -165,9 +174,9 @@ def test_a_killed_training_ends_the_same(
     assert step_of(killed) == 2 and not (killed.path / "model.safetensors").exists()
     with monkeypatch.context() as patch, pytest.raises(Killed):
         dying_at(patch, case.defence, 6, after=False)
-        ah.resume(killed.path, data=digits, device="cpu")
+        case.resume(digits, killed.path)
     assert step_of(killed) == 7
-    ah.resume(killed.path, data=digits, device="cpu")
+    case.resume(digits, killed.path)
     assert not list(differing(wanted, facts(killed.path)))
 
 

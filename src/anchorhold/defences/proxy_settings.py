@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ..errors import check, nearest
+from ..extensions import Named
 from ..perturb.settings import Budget
 from ..schedules import grown
-from .choices import SAMPLER_NAMES
+from .choices import SAMPLER_NAMES, LossSettings, chosen
 from .inner import Inner
 
 __all__ = ["ProxySettings"]
 
-_WORDS = {"form": ("natural", "minmax", "trades"), "loss": ("softmax", "proxy-anchor")}
+_LOSSES = ("softmax", "proxy-anchor")
+_WORDS = {"form": ("natural", "minmax", "trades"), "triplet_attack": ("form", "hm")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +31,10 @@ class _Now(Inner):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProxySettings(Inner):
+class ProxySettings(LossSettings, Inner):
     """A classifier by the cosine to one learned proxy for each class; the embeddings serve retrieval.
 
-    The attack takes `steps` steps of 2.5 ε / steps from a random start. ε grows over the first half of the training.
+    A loss of yours brings its own proxies, or none. The attack takes `steps` steps of 2.5 ε / steps from a random start. ε grows over the first half of the training.
     """
 
     alpha: Annotated[float, "Step size (α) at the full ε; 0 means 2.5 ε/steps."] = 0.0
@@ -42,11 +44,11 @@ class ProxySettings(Inner):
         Literal["natural", "minmax", "trades"],
         "What trains: clean images, perturbed ones, or clean ones and the divergence from perturbed ones.",
     ] = "minmax"
-    loss: Annotated[Literal["softmax", "proxy-anchor"], "Loss of the cosines of embeddings and proxies."] = "softmax"
+    loss: Annotated[Named | str, "Loss of the cosines of embeddings and proxies.", _LOSSES] = "softmax"
     scale: Annotated[float, "Factor of cosines in the softmax; α of Proxy-Anchor, 32 in its paper."] = 16.0
     margin: Annotated[float, "Margin (δ) of Proxy-Anchor."] = 0.1
     smoothing: Annotated[float, "Label smoothing of the softmax, a share of the target."] = 0.0
-    proxy_lr: Annotated[float, "Learning rate of the proxies."] = 1e-2
+    proxy_lr: Annotated[float, "Learning rate of the proxies, or of a loss of yours without loss_lr."] = 1e-2
     warm: Annotated[float, "Share of the training over which ε grows from 0."] = 0.5
     clean: Annotated[float, "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean."] = 0.0
     beta: Annotated[float, "Weight (β) of the divergence, with form = trades and no defence.clean."] = 4.0
@@ -54,6 +56,9 @@ class ProxySettings(Inner):
     cutmix: Annotated[float, "Share of the images with a rectangle of another one in them, in training."] = 0.0
     triplets: Annotated[float, "Weight of a triplet loss beside the proxies; its batches are pairs or classes."] = 0.0
     triplet_margin: Annotated[float, "Margin (γ) of that triplet loss."] = 0.2
+    triplet_attack: Annotated[
+        Literal["form", "hm"], "Its images: those of the form, or triplets perturbed by HM[sampler, LGA]."
+    ] = "form"
     sampler: Annotated[str, "How its triplets are drawn from a batch.", SAMPLER_NAMES] = "softhard"
     teacher: Annotated[str, "A run folder or model: clean embeddings are held near those of this frozen teacher."] = ""
     drift: Annotated[float, "How far clean embeddings may be from the teacher's: the mean of 1 − cos."] = 0.1
@@ -63,7 +68,10 @@ class ProxySettings(Inner):
     awp_from: Annotated[int, "Finished epochs after which weights are perturbed."] = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Inner.__post_init__(self)
+        chosen(self, "loss", _LOSSES)
+        LossSettings.__post_init__(self)
+        self.unused("scale", "margin", "smoothing", "cutmix")
         for name, words in _WORDS.items():
             word = getattr(self, name)
             check(word in words, f"no defence.{name} {word!r}; {nearest(str(word), words)}")
@@ -80,7 +88,7 @@ class ProxySettings(Inner):
 
     @property
     def attacks(self) -> bool:
-        return super().attacks and self.raises
+        return super().attacks and (self.raises or self.hardens)
 
     def _check_used(self) -> None:
         """Refuse settings that this form or loss does not read."""
@@ -104,10 +112,17 @@ class ProxySettings(Inner):
                 f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
                 f"for β = {self.beta:g}",
             )
-        for owner, names in (("triplets", ("triplet_margin", "sampler")), ("teacher", ("drift", "drift_rate"))):
+        for owner, names in (
+            ("triplets", ("triplet_margin", "triplet_attack", "sampler")),
+            ("teacher", ("drift", "drift_rate")),
+        ):
             for name in names:
                 used = getattr(self, owner) or getattr(self, name) == getattr(type(self), name)
                 check(bool(used), f"defence.{name} is of defence.{owner}: set that too, or leave it out")
+        check(
+            not self.hardens or self.triplet_margin > 0,
+            "defence.triplet_margin must be above 0 with triplet_attack = hm, since LGA scales with it",
+        )
         check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
 
     @property
@@ -116,10 +131,15 @@ class ProxySettings(Inner):
         return self.form == "trades" or (self.form == "minmax" and self.clean < 1)
 
     @property
+    def hardens(self) -> bool:
+        """Whether triplets are perturbed by hardness manipulation, besides what the form perturbs."""
+        return self.triplets > 0 and self.triplet_attack == "hm"
+
+    @property
     def budget(self) -> Budget:
         return self.at(1.0).budget
 
-    def at(self, progress: float) -> Inner:
+    def at(self, progress: float) -> _Now:
         """The attack when this share of the training is done; a step keeps its share of ε."""
         factor = grown(progress, self.warm)
         alpha = self.alpha or 2.5 * self.eps / max(self.steps, 1)

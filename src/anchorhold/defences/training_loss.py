@@ -40,6 +40,7 @@ class TrainingLoss(nn.Module):
     def __init__(self, loss: Any, miner: Any, names: tuple[str, str], classes: Tensor | None) -> None:
         super().__init__()
         self.loss, self.miner = loss, miner
+        self._teacher: tuple[nn.Module | None] = (None,)  # in a tuple, so that it is neither trained nor saved
         self.name, self.miner_name = names
         self.register_buffer("classes", classes)
 
@@ -54,6 +55,16 @@ class TrainingLoss(nn.Module):
             with _told(self.name, "loss(embeddings, labels, indices)" if more else "loss(embeddings, labels)"):
                 found = self.loss(embeddings, targets, *more)
         return self._number(found, embeddings)
+
+    @property
+    def teacher(self) -> nn.Module | None:
+        """A frozen model that stands beside the loss, for the defence `proxy`."""
+        return self._teacher[0]
+
+    def beside(self, teacher: nn.Module | None) -> "TrainingLoss":
+        """The same loss with a teacher."""
+        self._teacher = (teacher,)
+        return self
 
     def frozen(self) -> Callable[[Tensor, Tensor, Key], Tensor]:
         """The loss over all pairs as attacks climb it: its parameters are constants, and its buffers stay."""

@@ -41,10 +41,13 @@ def with_perturbed_weights(step: Step, loss: Callable[[Step], Tensor], gamma: fl
         return step
     # This pass must not count in the running statistics of BatchNorm.
     aside: dict[str, Tensor] = {name: b.clone() for name, b in step.model.named_buffers()}
-    # Nor in what the defence remembers, or in the logs.
+    # Nor in what a loss of yours or the defence remembers, or in the logs.
+    kept = [(b, b.clone()) for b in step.companion.buffers()] if step.companion is not None else []
     apart: dict[str, Any] = {"graphed": None, "state": dict(step.state), "log": lambda name, value, weight=1.0: None}
     trial = replace(step, model=_Replaced(step.model, aside), **apart)
     gradients = torch.autograd.grad(loss(trial), list(weights.values()), allow_unused=True)
+    for buffer, before in kept:
+        buffer.copy_(before)
     step.ranks.summed(gradients)
     moved = {
         name: p + gamma * p.detach().norm() * g / g.norm().clamp(min=torch.finfo(g.dtype).tiny)

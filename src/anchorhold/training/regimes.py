@@ -90,7 +90,8 @@ class Defending(Regime):
             images, like = next(self.images.plain(torch.arange(2), 2)), self._like()
             with torch.no_grad(), precise():
                 teacher = teacher_for(chosen, images, like)
-            self.companion = Proxies(like, labels, key("begin"), teacher)
+            made = training_loss(chosen, like, labels, key)
+            self.companion = made.beside(teacher) if made else Proxies(like, labels, key("begin"), teacher)
         elif isinstance(chosen, LossSettings) and is_yours(chosen):
             self.companion = training_loss(chosen, self._like(), labels, key)
 

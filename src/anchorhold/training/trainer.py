@@ -201,7 +201,7 @@ def _optimiser(parts: dict[str, nn.Module], settings: Settings, device: torch.de
         if name == "companion" and isinstance(settings.defence, LossSettings):
             base = settings.defence.loss_lr or LOSS_RATE * base
         if name == "companion" and isinstance(settings.defence, ProxySettings):
-            base = settings.defence.proxy_lr
+            base = settings.defence.loss_lr or settings.defence.proxy_lr
         params = [p for p in part.parameters() if p.requires_grad]
         if groups and groups[0]["base_lr"] == base:
             groups[0]["params"] += params
