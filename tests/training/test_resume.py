@@ -94,10 +94,9 @@ ONE_CYCLE: dict[str, Any] = {
 }
 AWP: dict[str, Any] = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
 TAUGHT: dict[str, Any] = {"steps": 2, "cutmix": 0.5, "triplets": 0.5, "teacher": "TEACHER", "drift": 0.01}
-YOURS: dict[str, Any] = {  # and triplets by hardness manipulation, with their previous loss
-    **{"loss": "pytorch_metric_learning.losses:ProxyAnchorLoss", "steps": 2, "awp": 0.01},
-    **{"triplets": 0.5, "triplet_attack": "hm", "teacher": "TEACHER"},
-}
+PROXY_ANCHOR = "pytorch_metric_learning.losses:ProxyAnchorLoss"
+HARDENED: dict[str, Any] = {"triplets": 0.5, "triplet_attack": "hm"}  # remembers the loss before
+YOURS: dict[str, Any] = {"loss": PROXY_ANCHOR, "steps": 2, "awp": 0.01, "teacher": "TEACHER", **HARDENED}
 
 CASES = {
     "natural": Case("natural"),

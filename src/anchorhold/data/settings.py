@@ -1,6 +1,6 @@
 """Settings of data and batches."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ..errors import check, check_least, check_most
@@ -26,6 +26,7 @@ class DataSettings:
     root: Annotated[str, "Folder of the data set, or the CSV; digits and gaussians need none."] = ""
     resize: Annotated[int, "Resize every image to exactly this square, in pixels; 0 does not resize."] = 256
     crop: Annotated[int, "Side of the square crop: random in training, centred in test; 0 does not crop."] = 224
+    test_crop: Annotated[int, "Side of the centre crop of test images, such as 256; 0 is data.crop."] = 0
     crop_least: Annotated[float, "Above 0, training crops cover a random share of the image, at least this."] = 0.0
     interpolation: Annotated[Literal["bilinear", "bicubic", "lanczos", "nearest"], "Interpolation of that resize."] = (
         "bilinear"
@@ -42,16 +43,23 @@ class DataSettings:
     workers: Annotated[int, "Processes that decode images; 0 is one per core."] = 0
 
     def __post_init__(self) -> None:
-        check_least("data", self, resize=0, crop=0, crop_least=0, workers=0, held_out=0, jitter=0)
+        check_least("data", self, resize=0, crop=0, test_crop=0, crop_least=0, workers=0, held_out=0, jitter=0)
         check_most("data", self, jitter=1)
         check_most("data", self, resize=LARGEST_SIDE, workers=1024, held_out=10**6)
-        check_most("data", self, crop=LARGEST_SIDE)
+        check_most("data", self, crop=LARGEST_SIDE, test_crop=LARGEST_SIDE)
         check(
             self.crop_least <= 1,
             f"data.crop_least is a share of the area and must be between 0 and 1, got {self.crop_least}",
         )
         fits = not self.resize or self.crop <= self.resize
         check(fits, f"data.crop = {self.crop} is larger than data.resize = {self.resize}; set a smaller crop")
+        fits = not self.resize or self.test_crop <= self.resize
+        check(fits, f"data.test_crop = {self.test_crop} is larger than data.resize = {self.resize}; set a smaller one")
+
+    @property
+    def at_test(self) -> "DataSettings":
+        """How test images are prepared, and the files that the trained model gets: with their own crop."""
+        return replace(self, crop=self.test_crop, test_crop=0) if self.test_crop else self
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class _Now(Inner):
 class ProxySettings(LossSettings, Inner):
     """A classifier by the cosine to one learned proxy for each class; the embeddings serve retrieval.
 
-    A loss of yours brings its own proxies, or none. The attack takes `steps` steps of 2.5 ε / steps from a random start. ε grows over the first half of the training.
+    A loss of yours brings its own proxies, or none. The attack takes `steps` steps of 2.5 ε / steps from a random
+    start. ε grows over the first half of the training.
     """
 
     alpha: Annotated[float, "Step size (α) at the full ε; 0 means 2.5 ε/steps."] = 0.0

@@ -1,7 +1,7 @@
 """Triplets on top of class proxies: of the images that the form embeds, or perturbed by hardness manipulation.
 
-With `triplet_attack = hm` the batch's triplets are perturbed as in HM[sampler, LGA] (Zhou & Patel 2022), with the ε, the
-steps and the schedule of the defence, from the clean images. They are embedded besides the images of the form.
+With `triplet_attack = hm` the batch's triplets are perturbed as in HM[sampler, LGA] (Zhou & Patel 2022), with the ε,
+the steps and the schedule of the defence, from the clean images. They are embedded besides the images of the form.
 """
 
 from dataclasses import replace
@@ -38,9 +38,10 @@ def perturbed_triplets(step: Step, settings: ProxySettings, embed: Embed, known:
 
 def triplets_of_units(step: Step, settings: ProxySettings, after: Tensor) -> Tensor:
     """L_T of perturbed triplets (T, 3, D), which is LGA's previous loss in the next step."""
-    loss = losses.triplet(*after.unbind(1), settings.triplet_margin)
+    a, p, n = after.unbind(1)
+    loss = losses.triplet(a, p, n, settings.triplet_margin)
     step.state[MEMORY] = loss.detach()
-    step.log("hardness_after", hardness(*after.detach().unbind(1)).mean())
+    step.log("hardness_after", hardness(a, p, n).detach().mean())
     return loss
 
 

@@ -27,9 +27,9 @@ _JUDGED = {
     "defence": None,  # all of it
     "optimiser": None,
     "batch": None,
-    "data": ("resize", "crop", "crop_least", "interpolation", "proportions", "flip", "jitter"),
+    "data": ("resize", "crop", "crop_least", "interpolation", "proportions", "flip", "jitter", "test_crop"),
     "model": ("backbone", "dim", "freeze_batchnorm"),
-    "train": ("epochs", "benign", "ema"),
+    "train": ("epochs", "benign", "ema", "mean_from"),
 }
 
 

@@ -260,7 +260,7 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
 
 def _remember(model: Embedder | Trainable, settings: Settings, data: Dataset) -> None:
     """Store preprocessing and training data with the model; audits and indexes use them."""
-    model.config["preprocessing"] = record_of(settings.data)
+    model.config["preprocessing"] = record_of(settings.data.at_test)
     model.trained_on = TrainedOn.of(data)
 
 

@@ -9,20 +9,22 @@ from torch import Tensor, nn
 from ..config.settings import Settings
 from ..console import Report
 from ..data.batches import class_batches, image_batches, pair_batches
-from ..data.images import load_images
+from ..data.images import Images, load_images
 from ..data.settings import BatchSettings
 from ..data.splits import Dataset
 from ..defences.choices import LossSettings
 from ..defences.proxy import Proxies
 from ..defences.settings import ProxySettings
 from ..defences.step import Step
-from ..device import compiles, computing
+from ..device import compiles, computing, precise
 from ..distributed import Ranks
-from ..errors import check
+from ..errors import SettingsError, check, lacks_memory
+from ..extensions import reason_of
 from ..model.average import Average
 from ..model.embedder import Embedder
 from ..model.fast.fold import foldable
 from ..model.fast.graphs import Graphed
+from ..model.frozen import frozen
 from ..model.trainable import Trainable, check_modes
 from ..model.tuning import Tuning
 from ..model.wrap import fingerprint_of
@@ -72,7 +74,7 @@ class Trainer:
         for note in data.notes:
             report.say(note)
         self.images = load_images(data.train, settings.data, device, report, ranks)
-        self.test = load_images(data.test, settings.data, device, report, ranks)
+        self.test = load_images(data.test, settings.data.at_test, device, report, ranks)
 
         self.model = _placed(model, device)
         if isinstance(model, Trainable):
@@ -80,6 +82,8 @@ class Trainer:
                 check_modes(model, next(self.images.plain(torch.arange(2), 2)))
             for note in model.notes:
                 report.say(f"your module: {note}")
+        if settings.data.test_crop:
+            _takes_test_images(self.model, self.test)
         self.tuning = tuning
         if settings.model.train != "all":
             report.say(tuning.begin(next(self.images.plain(torch.arange(2), 2)), settings.train.seed))
@@ -192,6 +196,21 @@ def _placed(model: Embedder | Trainable, device: torch.device) -> Embedder | Tra
     if device.type == "cuda":
         model.to(memory_format=torch.channels_last)
     return model
+
+
+def _takes_test_images(model: Embedder | Trainable, test: Images) -> None:
+    """Refuse test images of a size that the model does not take, before it is trained."""
+    views = next(test.plain(torch.arange(1), 1))
+    try:
+        with frozen(model) as embed, torch.no_grad(), precise():
+            embed(views)
+    except Exception as error:  # a module may raise anything
+        if lacks_memory(error):
+            raise
+        side = "×".join(map(str, views.shape[2:]))
+        raise SettingsError(
+            f"the model takes no images of {side} ({reason_of(error)}): leave out data.test_crop"
+        ) from error
 
 
 def _optimiser(parts: dict[str, nn.Module], settings: Settings, device: torch.device) -> torch.optim.Adam:
