@@ -101,6 +101,7 @@ def train(
     from ..reproduce.rows import check_row, row_named, row_settings
     from ..training.estimating import estimate
     from ..training.fit import fit
+    from ..training.preparing import uses_no_labels
 
     check(
         model is None or (weights is None and row is None), "--model brings its weights: leave out --weights and --row"
@@ -120,7 +121,9 @@ def train(
         check_row(published, settings)
         row = published.id
         out = out or Path("runs") / f"{row.replace('/', '-')}-{settings.train.seed}"
-    images = images or dataset(settings.data.name, settings.data.root or None, held_out=settings.data.held_out)
+    loose = settings.data.name == "folder" and uses_no_labels(by, changes)
+    options: dict[str, Any] = {"held_out": settings.data.held_out} | ({"labels": False} if loose else {})
+    images = images or dataset(settings.data.name, settings.data.root or None, **options)
     own = model_of(model, mean, std, size) if model else None
     how: dict[str, Any] = {"overrides": changes, "row": row or "", "device": device, "report": Console()}
     if dry_run:
@@ -210,6 +213,7 @@ def _finished(path: Path) -> None:
         (("r1", "r2", "map_r"), "R@1 {:.1f}, R@2 {:.1f}, mAP@R {:.1f}"),
         (("accuracy", "accuracy_attacked"), "accuracy {:.1f} %, under attack {:.1f} %, on held-out images"),
         (("drift", "drift_attacked"), "feature drift {:.3f}, under attack {:.3f}, on held-out images"),
+        (("agreement", "agreement_attacked"), "agreement {:.1f} %, under attack {:.1f} %, on held-out images"),
         (("features_r1",), "R@1 {:.1f} of the backbone features on the test images, without a head,"),
     )
     for names, text in lines:
@@ -218,7 +222,7 @@ def _finished(path: Path) -> None:
     print(f"run folder: {path}")
     if text := lost(before, final.get("features_r1")):
         print(text)
-    elif "accuracy" in final or "drift" in final:  # a pretrained backbone, whose head is not trained
+    elif {"accuracy", "drift", "agreement"} & set(final):  # a pretrained backbone, whose head is not trained
         print(f"next: anchorhold train DATA --weights {quote(str(path))}")
     else:
         own = ", module=…" if isinstance(dig(info, "model", "config", "module"), str) else ""

@@ -38,7 +38,7 @@ def build(tree: Mapping[str, Any], origin: Origin = RECORD) -> Settings:
     """
     tree = dict(section_of(tree, "settings", "train"))
     data = tree.get("data")
-    files = {"recipe": "", "data": {**data, "root": ""} if isinstance(data, Mapping) else data}
+    files = {"recipe": "", "data": {**data, "root": "", "beside": ""} if isinstance(data, Mapping) else data}
     for code in code_named_in({**tree, **files}):  # values that name a file do not name code
         origin.check(code)
     chosen = dict(section_of(tree.pop("defence", {}), "defence", "name"))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, defau
 from ..errors import DataError, lacks_memory
 from ..extensions import USER, Origin
 from ..random import Key
-from .datasets import dataset, folder_split
+from .datasets import DATASETS, dataset, folder_split
 from .decode import Square, square
 from .own import is_own, own_dataset
 from .splits import Dataset, Split
@@ -45,7 +46,14 @@ class Given:
 
 
 def dataset_from(
-    data: Any, root: Any = None, *, held_out: int = 0, seed: int = 0, resize: int | Square = 0, origin: Origin = USER
+    data: Any,
+    root: Any = None,
+    *,
+    held_out: int = 0,
+    seed: int = 0,
+    resize: int | Square = 0,
+    origin: Origin = USER,
+    labels: bool = True,
 ) -> Dataset:
     """What `fit` trains and tests on. Without a test part, a fifth of the classes is held out for it.
 
@@ -56,13 +64,15 @@ def dataset_from(
         seed: by which classes are held out where there is no test part.
         resize: to which PIL images of several sizes are brought; 0 is 256.
         origin: who gave the name, if it is one.
+        labels: whether they are needed; without, a folder may hold loose images.
     """
     if isinstance(data, Dataset):
         return data
     if is_own(data):
         return own_dataset(data, root, seed=seed, held_out=held_out, resize=resize, origin=origin)
     if isinstance(data, str) or hasattr(data, "__fspath__"):
-        return dataset(data, root, held_out=held_out)
+        loose = not labels and str(data) not in DATASETS and Path(data).expanduser().is_dir()
+        return dataset(data, root, held_out=held_out, **({"labels": False} if loose else {}))
     if isinstance(data, Mapping) and not _is_hub(data):
         if set(data) != {"train", "test"}:
             raise DataError(f"a mapping needs train and test to be trained on, not {', '.join(map(str, data))}")

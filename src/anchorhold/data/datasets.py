@@ -11,7 +11,8 @@ import torch
 from ..errors import DataError, SettingsError, nearest
 from ..interface import rooted, worded
 from ..random import Key
-from .layouts import entries, images_by_class, listed_images, once, read_table, some
+from .beside import without_classes
+from .layouts import entries, images_by_class, listed_images, loose_only, once, read_table, some
 from .official import cars, cub, inshop, sop
 from .own import is_own, own_dataset
 from .splits import Dataset, Split, check_classes
@@ -30,7 +31,7 @@ def dataset(
         root: the folder of a data set that is given by name.
         seed: which classes are held out for test, of a folder without train/ and test/.
         held_out: the last N training classes become the test split, and the real test split is not used.
-        **options: of the data set, such as `side` of gaussians.
+        **options: of the data set, such as `side` of gaussians; `labels=False` of a folder allows loose images.
 
     >>> data = dataset("digits")
     >>> len(data.train), len(data.test), tuple(data.train.images.shape[1:])
@@ -106,10 +107,15 @@ def _held_out(root: Path, classes: list[str], seed: int, todo: str, lacking: str
     )
 
 
-def _folder(root: Path | None, seed: int) -> Dataset:
-    """train/ and test/ if both exist; otherwise a fifth of the classes is held out for test."""
+def _folder(root: Path | None, seed: int, labels: bool = True) -> Dataset:
+    """train/ and test/ if both exist; otherwise a fifth of the classes is held out for test.
+
+    Without `labels` the folder may hold loose images instead.
+    """
     if root is None:
         raise DataError(f"the data set folder needs {rooted('folder')}: give a folder of class folders")
+    if not labels and loose_only(root):
+        return without_classes(root)
     parts = {part: root / part for part in ("train", "test") if (root / part).is_dir()}
     if len(parts) == 2:
         (seen, notes), (unseen, more) = images_by_class(parts["train"]), images_by_class(parts["test"])

@@ -8,7 +8,17 @@ from pathlib import Path
 from ..errors import DataError
 from ..runs.files import regular
 
-__all__ = ["entries", "images_by_class", "listed_images", "once", "read_lines", "read_table", "some"]
+__all__ = [
+    "entries",
+    "images_below",
+    "images_by_class",
+    "listed_images",
+    "loose_only",
+    "once",
+    "read_lines",
+    "read_table",
+    "some",
+]
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 
@@ -38,13 +48,19 @@ def entries(folder: Path) -> dict[str, os.DirEntry[str]]:
         raise DataError(f"{folder} cannot be read as a folder ({error.strerror}); give a folder of images") from error
 
 
-def _images_below(folder: str) -> list[Path]:
+def images_below(folder: str) -> list[Path]:
     """Every image in a folder and below it, sorted; linked folders are skipped, to avoid loops."""
     found: list[str] = []
     for place, inner, files in os.walk(folder, onerror=_unreadable):
         inner[:] = [name for name in inner if not name.startswith(".")]
         found += [os.path.join(place, name) for name in files if _is_image(name)]
     return [Path(name) for name in sorted(found)]
+
+
+def loose_only(root: Path) -> bool:
+    """Whether a folder has images and no folders."""
+    inside = entries(root)
+    return any(_is_image(name) for name in inside) and not any(entry.is_dir() for entry in inside.values())
 
 
 def images_by_class(root: Path) -> tuple[dict[str, list[Path]], list[str]]:
@@ -58,7 +74,7 @@ def images_by_class(root: Path) -> tuple[dict[str, list[Path]], list[str]]:
             f"{root} holds {len(loose)} image{'s' * (len(loose) > 1)} but no class folders; "
             "put the images of each class into a folder of its own"
         )
-    classes = {name: _images_below(inside[name].path) for name in folders}
+    classes = {name: images_below(inside[name].path) for name in folders}
     empty = [name for name, images in classes.items() if not images]
     notes = []
     if loose:

@@ -35,6 +35,9 @@ class DataSettings:
     flip: Annotated[bool, "Mirror half of the training images."] = True
     jitter: Annotated[float, "Above 0, brightness, contrast and saturation in training vary by up to this share."] = 0.0
     on_bad_image: Annotated[Literal["fail", "skip"], "What to do with an unreadable image."] = "fail"
+    beside: Annotated[
+        str, "Folders of more images without labels, separated by commas; for distil and distil-logits."
+    ] = ""
     held_out: Annotated[int, "Evaluate on the last N training classes instead of the test split."] = 0
     store: Annotated[
         Literal["auto", "resident", "stream"],

@@ -34,6 +34,8 @@ class Split:
         root: names in messages and in the fingerprint are relative to it.
         queries: (N,) mask of the queries, the others are the gallery; None: every image is both.
         asks: it only has queries for a gallery elsewhere, so one class is enough.
+        roots: of files that do not lie in `root`, for their names.
+        labelled: whether the labels mean something; if not, only a training without labels can use it.
 
     >>> Split("mine", torch.tensor([0, 0, 1]), ("cat", "dog"), images=torch.rand(3, 8, 8, 3))
     <Split mine: 3 images of 2 classes, 8×8×3 float32>
@@ -47,6 +49,8 @@ class Split:
     root: Path | None = None
     queries: Tensor | None = None
     asks: bool = False
+    roots: tuple[Path, ...] = ()
+    labelled: bool = True
 
     def __post_init__(self) -> None:
         if (self.paths is None) == (self.images is None):
@@ -117,7 +121,10 @@ class Split:
         if self.paths is None:
             return f"{self.name}[{index}]"
         path = self.paths[index]
-        return (path.relative_to(self.root) if self.root is not None else path).as_posix()
+        if self.root is None or (self.roots and not path.is_relative_to(self.root)):
+            base = next((base for base in self.roots if path.is_relative_to(base)), None)
+            return path.as_posix() if base is None else f"beside/{path.relative_to(base).as_posix()}"
+        return path.relative_to(self.root).as_posix()
 
     def fingerprint(self, progress: Callable[[int, int], None] | None = None) -> str:
         """A short hash of the images and their classes, independent of the location of the folder.

@@ -8,7 +8,14 @@ from ..defences.settings import Inner
 from ..errors import check
 from ..perturb.settings import Budget
 
-__all__ = ["SETTINGS", "ClassifySettings", "DistilLogitsSettings", "DistilSettings", "PretrainSettings"]
+__all__ = [
+    "SETTINGS",
+    "WITHOUT_LABELS",
+    "ClassifySettings",
+    "DistilLogitsSettings",
+    "DistilSettings",
+    "PretrainSettings",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,9 @@ class DistilLogitsSettings(DistilSettings):
         check(self.temperature > 0, f"defence.temperature must be above 0, got {self.temperature}")
         check(self.logits >= 0, f"defence.logits must not be negative, got {self.logits}")
 
+
+WITHOUT_LABELS = ("distil", "distil-logits")
+"""Pretrainings that use no labels."""
 
 SETTINGS: Mapping[str, type[PretrainSettings]] = {
     "classify": ClassifySettings,

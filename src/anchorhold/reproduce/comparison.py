@@ -27,7 +27,7 @@ _JUDGED = {
     "defence": None,  # all of it
     "optimiser": None,
     "batch": None,
-    "data": ("resize", "crop", "crop_least", "interpolation", "proportions", "flip", "jitter", "test_crop"),
+    "data": ("resize", "crop", "crop_least", "interpolation", "proportions", "flip", "jitter", "test_crop", "beside"),
     "model": ("backbone", "dim", "freeze_batchnorm"),
     "train": ("epochs", "benign", "ema", "mean_from"),
 }

@@ -17,6 +17,7 @@ from ..config.build import build, to_dict
 from ..config.settings import Settings
 from ..console import Report, Silent
 from ..data.adapters import IN_MEMORY, dataset_from
+from ..data.beside import without_folders
 from ..data.datasets import dataset
 from ..data.own import is_own
 from ..data.splits import Dataset, Split, by_lengths
@@ -34,13 +35,14 @@ from ..model.tuning import Tuning
 from ..model.weights import check_model
 from ..model.wrap import hub_of
 from ..perturb.settings import Threat
+from ..pretraining.settings import WITHOUT_LABELS
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .callbacks import Callback, Callbacks, callbacks_of
 from .forecasting import say_if_long
 from .loop import train
-from .preparing import against, build_model, completed, prepared
+from .preparing import against, build_model, completed, prepared, widened
 from .trainer import Trainer
 
 __all__ = ["fit", "resume"]
@@ -174,7 +176,7 @@ def resume(
         if _complete(run, info, ranks, report):
             return run
         settings = build(given_again(run.path, run.field(info, "settings", dict), own or {}), origin)
-        data = _resumed_data(run, info, settings, data, root, origin)
+        data = widened(_resumed_data(run, info, settings, data, root, origin), settings)
         _check_same_data(run, info, data, report)
         model = _resumed_model(run, info, settings, data, origin) if model is None else _same_model(run, info, model)
         _remember(model, settings, data)
@@ -218,7 +220,9 @@ def _resumed_data(
     if data is None and wanted.name in IN_MEMORY:
         raise RunError(f"{run.path} was given its data in Python: give the same again with ah.resume(…, data=…)")
     if data is None and not is_own(wanted.name):
-        return dataset(wanted.name, root or wanted.root or None, held_out=wanted.held_out)
+        loose = wanted.name == "folder" and to_dict(settings)["defence"]["name"] in WITHOUT_LABELS
+        options = {"labels": False} if loose else {}
+        return dataset(wanted.name, root or wanted.root or None, held_out=wanted.held_out, **options)
     given, place = (wanted.name, root or wanted.root or None) if data is None else (data, None)
     mark = run.field(info, "data.train", str)
     # PIL images of one size are kept in it, unless `fit` was told to resize them: its recipe does not count.
@@ -261,7 +265,7 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
 def _remember(model: Embedder | Trainable, settings: Settings, data: Dataset) -> None:
     """Store preprocessing and training data with the model; audits and indexes use them."""
     model.config["preprocessing"] = record_of(settings.data.at_test)
-    model.trained_on = TrainedOn.of(data)
+    model.trained_on = TrainedOn.of(without_folders(data))  # an audit of the data set recognises it by its own images
 
 
 # The run folder ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ..config.listing import set_by_user
 from ..config.recipes import nested, settings_from, usual_recipe
 from ..config.settings import Settings
 from ..data.adapters import dataset_from
+from ..data.beside import with_folders
 from ..data.splits import Dataset
 from ..defences.own import name_of
 from ..defences.settings import Inner, ProxySettings
@@ -24,7 +25,7 @@ from ..model.trainable import Trainable, trainable
 from ..model.weights import NoWeights
 from ..model.wrap import fingerprint_of
 from ..perturb.settings import Threat, threat_of
-from ..pretraining.settings import DistilLogitsSettings
+from ..pretraining.settings import WITHOUT_LABELS, DistilLogitsSettings
 from ..pretraining.soft_labels import with_logits
 from .suited import suited
 
@@ -36,6 +37,8 @@ __all__ = [
     "data_from",
     "prepared",
     "settings_for",
+    "uses_no_labels",
+    "widened",
     "with_data",
     "with_preparation",
 ]
@@ -61,7 +64,8 @@ def prepared(
 ) -> Prepared:
     """The arguments of `fit`, read. A small data set of yours gets a smaller batch, unless you set its size."""
     if not isinstance(data, Dataset):
-        data = data_from(data, nested(overrides or {}).get("data", {}))
+        labels = settings is not None or defence is not None or not uses_no_labels(recipe, overrides)
+        data = data_from(data, nested(overrides or {}).get("data", {}), labels)
     if defence is not None:
         check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
         overrides = _with_defence(overrides or {}, defence)
@@ -70,10 +74,35 @@ def prepared(
         recipe = usual_recipe(nested(overrides or {}), defence) if recipe is None else recipe
         overrides = with_preparation(with_data(overrides or {}, data), data, model)
         settings = settings_from(recipe, overrides)
+        data = widened(data, settings)
         if not row:  # the row of a paper keeps its batch
             settings, note = suited(settings, data.name, data.train, set_by_user(recipe, overrides))
+    else:
+        data = widened(data, settings)
     given = None if model is None else trainable(model, settings.model.freeze_batchnorm, settings.model.train)
     return Prepared(data, settings_for(given, data, settings), given, (note,) if note else ())
+
+
+def uses_no_labels(recipe: str | None, overrides: Mapping[str, Any] | None) -> bool:
+    """Whether the recipe, with these changes, trains without labels: then loose images will do."""
+    changes = nested(overrides or {})
+    given = changes.get("defence", {})
+    if isinstance(given, Mapping) and "name" in given:
+        return given["name"] in WITHOUT_LABELS
+    return settings_from(recipe or usual_recipe(changes)).defence_name in WITHOUT_LABELS
+
+
+def widened(data: Dataset, settings: Settings) -> Dataset:
+    """The data with the folders of `data.beside` in the training split; refused where labels are needed."""
+    name = str(to_dict(settings)["defence"]["name"])
+    free, some = name in WITHOUT_LABELS, " and ".join(WITHOUT_LABELS)
+    check(free or not settings.data.beside, f"data.beside has images without labels, for {some}: {name} uses labels")
+    check(
+        free or data.train.labelled,
+        f"{data.root or data.train.root} has no class folders, for {some}: {name} uses labels, so put the images of "
+        "each class into a folder of its own",
+    )
+    return with_folders(data, settings.data.beside)
 
 
 def with_data(overrides: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
@@ -174,11 +203,11 @@ def build_model(settings: Settings, data: Dataset) -> Embedder:
         raise error.instead(file, none) from None
 
 
-def data_from(data: Any, section: Any) -> Dataset:
+def data_from(data: Any, section: Any, labels: bool = True) -> Dataset:
     """The data set that `fit` is given, in any form; `section` is what overrides say about data."""
     check(isinstance(section, Mapping), f"overrides: data must be a section of settings, not {section!r}")
     given = [section.get(name, 0) for name in ("held_out", "resize")]
     held_out, resize = (int(each) if isinstance(each, str) and each.isdecimal() else each for each in given)
     whole = all(isinstance(each, int) and each >= 0 for each in (held_out, resize))
     check(whole, f"data.held_out ({held_out!r}) and data.resize ({resize!r}) must be whole numbers")
-    return dataset_from(data, section.get("root"), held_out=held_out, resize=resize)
+    return dataset_from(data, section.get("root"), held_out=held_out, resize=resize, labels=labels)

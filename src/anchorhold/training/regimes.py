@@ -136,7 +136,7 @@ class Pretraining(Regime):
         self._start: float | None = None  # R@1 of the features before training
 
     def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
-        if at.step == 0:
+        if at.step == 0 and self.test.split.labelled:
             note("evaluating the features before training")
             found, _ = retrieval(self._features(), self.test)
             run.update_json(start={f"features_{name}": value for name, value in found.items()})
@@ -145,6 +145,8 @@ class Pretraining(Regime):
     def evaluate(self) -> dict[str, float]:
         settings, key = self.settings, self.key("look")
         row = self._entry.measure(self.model, self.companion, self.images, settings.defence, key, self.precision)
+        if not self.test.split.labelled:
+            return row
         found = evaluate_model(self._features(), self.test, settings.train, key, self.precision)
         return row | {f"features_{name}": value for name, value in found.items()}
 
