@@ -32,10 +32,11 @@ from ..model.embedder import Embedder, embedder_from
 from ..model.preprocessing import record_of
 from ..model.trainable import Trainable, rebuilt, trainable
 from ..model.tuning import Tuning
-from ..model.weights import check_model
+from ..model.weights import LoadReport, check_model
 from ..model.wrap import hub_of
 from ..perturb.settings import Threat
 from ..pretraining.settings import WITHOUT_LABELS
+from ..runs.fields import dig
 from ..runs.folder import EXPORT, Run
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
@@ -252,7 +253,9 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
             + worded(f"--model {name}", f"ah.resume({str(run.path)!r}, model={module})")
         )
     if run.load() is not None:
-        return embedder_from(run.field(info, "model.config", dict), run.path / "run.json")
+        model = embedder_from(run.field(info, "model.config", dict), run.path / "run.json")
+        model.weights_report = _recorded_weights(dig(info, "model", "weights"))  # goes into the model's file again
+        return model
     if run.field(info, "model.given", bool):
         raise RunError(
             f"{run.path} has no checkpoint yet, and you built its model; give it with {option('model')}, or train again"
@@ -260,6 +263,14 @@ def _resumed_model(run: Run, info: Mapping[str, Any], settings: Settings, data: 
     if is_hub(settings.model.weights):
         origin.check_download(settings.model.weights)
     return build_model(settings, data)
+
+
+def _recorded_weights(record: Any) -> LoadReport | None:
+    """The source of the first weights, from run.json; None where it has none, or not in this form."""
+    try:
+        return LoadReport(**record) if isinstance(record, Mapping) else None
+    except TypeError:
+        return None
 
 
 def _remember(model: Embedder | Trainable, settings: Settings, data: Dataset) -> None:
