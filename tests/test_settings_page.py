@@ -35,13 +35,16 @@ def test_every_line_is_accepted_and_changes_something(line: str) -> None:
 
 def test_the_lines_give_what_the_papers_state() -> None:
     of = {
-        recipe: [settings(line) for line in LINES if f"--recipe {recipe} " in line] for recipe in ("hm-lga", "catride")
+        recipe: [settings(line) for line in LINES if f"--recipe {recipe} " in line]
+        for recipe in ("hm-lga", "catride", "est")
     }
     stated = of["hm-lga"][1]  # the first one has the steps of the code
     assert (stated.optimiser.lr, stated.batch.pairs * 2, stated.train.epochs) == (1e-3, 112, 150)
     stated = of["catride"][0]
     assert (stated.optimiser.lr, stated.batch.pairs * 2, stated.train.epochs) == (1e-3, 112, 100)
     assert of["catride"][1].defence.weights_carry_gradient
+    est, l2 = (stated.defence for stated in of["est"])
+    assert (est.start, est.norm, l2.start, l2.norm, l2.signed) == ("random", "linf", "random", "l2", True)
 
 
 def test_the_recipes_are_those_of_the_tables() -> None:

@@ -27,7 +27,7 @@ RECIPES = (
     "few",
     "proxies",
 )
-RECIPES += ("proxy-minmax", "proxy-trades", "robust", "distil-logits")
+RECIPES += ("proxy-minmax", "proxy-trades", "proxy-yours", "robust", "distil-logits")
 LONG = ("catride",)  # whose attack is decided by all units together
 IMAGES = 150  # five batches of 32 pairs, the last of them short
 
@@ -61,6 +61,11 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
     if recipe == "proxy-minmax":  # the gradients that perturb weights come from all ranks, and units are coupled
         defence = {"loss": "proxy-anchor", "awp": 0.02, "clean": 0.3, "steps": 2}
         overrides |= {"defence": defence, "batch": {"images": 32}}
+    if recipe == "proxy-yours":  # a loss of yours, and triplets that are perturbed beside it
+        loss = "pytorch_metric_learning.losses:ProxyAnchorLoss"
+        more = {"triplets": 0.5, "triplet_attack": "hm", "sampler": "random", "triplet_margin": 0.02}
+        overrides |= {"batch": {"kind": "pairs", "pairs": 32, "mining_pairs": 16}, "optimiser": {"weight_decay": 0.1}}
+        overrides |= {"defence": {"loss": loss, "awp": 0.02, "clean": 0.3, "steps": 2, **more}}
     if recipe == "distil-logits":
         overrides |= {"batch": {"images": 32}}
     if recipe == "robust":  # with triplets, two classes in an image, and a teacher
@@ -71,7 +76,7 @@ def train(out: Path, recipe: str) -> dict[str, Any]:
         overrides |= {"defence": defence, "batch": {"kind": "pairs", "pairs": 32, "mining_pairs": 16}}
     if recipe == "proxy-trades":
         overrides |= {"defence": {"steps": 2}, "batch": {"images": 32}, "optimiser": {"weight_decay": 0.1}}
-    named = {"few": "natural", "proxies": "madry"}.get(recipe, recipe)
+    named = {"few": "natural", "proxies": "madry", "proxy-yours": "proxy-minmax"}.get(recipe, recipe)
     run = ah.fit(model, digits(), named, out, overrides=overrides, device="cpu")
     weights = {name: value.double().sum().item() for name, value in model.state_dict().items()}
     if recipe.startswith("prox") and run.writes:

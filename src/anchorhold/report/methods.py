@@ -19,6 +19,8 @@ def method_of(defence: Mapping[str, Any]) -> str:
     'HM[R, R+0.3] in turns'
     >>> method_of({"name": "proxy", "form": "trades", "loss": "softmax"})
     'proxy trades'
+    >>> method_of({"name": "proxy", "form": "minmax", "triplets": 0.5, "triplet_attack": "hm"})
+    'proxy minmax + HM triplets'
     """
     name = str(defence.get("name", ""))
     if name == "tride":
@@ -26,8 +28,9 @@ def method_of(defence: Mapping[str, Any]) -> str:
     if name == "free":
         return f"free {method_of({**defence, 'name': 'hardness'})}"
     if name == "proxy":
-        loss = str(defence.get("loss", "softmax"))
-        return f"proxy {defence.get('form', 'minmax')}" + ("" if loss == "softmax" else f" [{loss}]")
+        loss, hardened = str(defence.get("loss", "softmax")), defence.get("triplet_attack") == "hm"
+        also = f" + {'HM ' if hardened else ''}triplets" if defence.get("triplets") else ""
+        return f"proxy {defence.get('form', 'minmax')}" + ("" if loss == "softmax" else f" [{loss}]") + also
     short = {"natural": "N/A", "hardness": "HM"}.get(name, name.upper() if len(name) <= 4 else name)
     if name == "hardness":
         goal = _letter(defence.get("destination")) + (f"+{defence['rise']:g}" if defence.get("rise") else "")
