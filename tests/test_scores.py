@@ -44,7 +44,7 @@ INCONSISTENT = {"catride/t2/cub/ca-tride-16": 38.79, "catride/t2/cars/natural-r"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_ers_of_every_row_in_print(row: Row) -> None:
+def test_ers_of_every_published_row(row: Row) -> None:
     score, printed = ers(_values(row)), row.published["ERS"]
     if row.id in INCONSISTENT:
         assert abs(score - printed) > 0.15

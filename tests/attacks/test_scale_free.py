@@ -178,4 +178,4 @@ def test_without_end_nobody_is_done_and_it_is_the_same_up_to_there(name: str) ->
     below = stopped < 0.049
     assert torch.allclose(stopped[below], on[below]) and (on >= stopped - 1e-12).all()
     (gradient,) = torch.autograd.grad(on.sum(), far)
-    assert (gradient[~below].abs().amax((1, 2)) > 0).all()  # and whoever is beyond goes on
+    assert (gradient[~below].abs().amax((1, 2)) > 0).all()  # and units beyond it still have a gradient

@@ -593,7 +593,7 @@ def test_until_goes_on_to_the_interval_asked_for(
         ah.audit(model, digits, until=1.0, attacks=["GTT"], **settings)
 
 
-def test_until_looks_at_the_attacks_before_anything_else(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_until_checks_the_attacks_before_anything_else(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     check_until(1.0, None)
     check_until(1.0, [*run.NINE, "margin"])
     check_until(None, ["GTT"])

@@ -256,7 +256,7 @@ def shop_in_memory() -> ah.Dataset:
 
 
 @pytest.mark.medium
-def test_looks_while_training_take_queries_against_the_gallery(tmp_path: Path) -> None:
+def test_evaluations_while_training_take_queries_against_the_gallery(tmp_path: Path) -> None:
     from anchorhold.metrics import evaluate
     from anchorhold.model.frozen import embed_all, frozen
 

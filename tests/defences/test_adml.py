@@ -315,7 +315,7 @@ def test_only_matching_pairs_are_attacked_unless_asked() -> None:
 # Settings, recipes, training --------------------------------------------------------------------------------
 
 
-def test_the_step_is_as_long_as_in_print_unless_said() -> None:
+def test_the_step_is_as_long_as_published_unless_set() -> None:
     assert AdmlSettings().budget == Budget(5, 2 * 0.01 / 5, start="random")
     assert AdmlSettings(alpha=0.3).budget.alpha == 0.3
     assert AdmlSettings(eps=0.0, steps=0).budget.steps == 0

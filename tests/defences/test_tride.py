@@ -432,7 +432,7 @@ def test_in_the_code_s_form_the_first_step_is_that_of_torch_s_constant() -> None
     assert goal.first is not None
     expected, first = (torch.autograd.grad(each(x, rows), x)[0] for each in (goal.value, goal.first))
     assert torch.allclose(first, expected, atol=1e-6)
-    assert (first.flatten(1).norm(dim=1) > 0.1).all()  # nobody is left behind
+    assert (first.flatten(1).norm(dim=1) > 0.1).all()  # every anchor moved
     assert goal.first(x, rows).item() == pytest.approx(goal.value(x, rows).item(), abs=1e-5)
 
 

@@ -180,7 +180,7 @@ def test_apgd_is_no_worse_than_pgd_on_a_net_with_margins() -> None:
     adaptive = ascend(Problem(embed, goal, Ball(0.05), APGD, KEY), x)
     assert reached(embed, adaptive.images, goal).mean() >= reached(embed, plain.images, goal).mean()
     won = reached(embed, adaptive.images, goal) > 0
-    assert won.any() and adaptive.image_steps < 24 * 30  # whoever met the goal left
+    assert won.any() and adaptive.image_steps < 24 * 30  # finished units were dropped
 
 
 def test_apgd_says_what_it_cannot_do() -> None:

@@ -38,7 +38,7 @@ def lines(table: Table) -> list[dict[str, Any]]:
         ("hm-lga", {"destination": "-0.1"}, "HM[S, -0.1]"),
     ],
 )
-def test_methods_are_called_as_in_print(recipe: str, defence: dict[str, str], name: str) -> None:
+def test_methods_have_their_published_names(recipe: str, defence: dict[str, str], name: str) -> None:
     settings = settings_from(recipe, {"data": {"name": "digits"}, "defence": defence})
     assert method_of(to_dict(settings)["defence"]) == name
 

@@ -199,7 +199,7 @@ def test_every_row_builds_the_settings_its_method_stands_for(row: Row) -> None:
     check_row(row, settings)
 
 
-def test_rows_that_collapse_in_print_are_trained_to_the_end() -> None:
+def test_rows_that_collapse_as_published_are_trained_to_the_end() -> None:
     warned = {row.id for row in ROWS if "train.on_collapse=warn" in row.overrides}
     for row in ROWS:
         collapsed = "Collapse" in row.note or row.published.get("R@1", 100) < 10 or row.published.get("ES:D") == 0

@@ -77,7 +77,7 @@ def test_softhard_draws_the_anchor_itself_as_often_as_the_size_of_its_set_says(d
     assert (found[:, 6] <= found[:, 4:6].min(1).values).all()
 
 
-def test_samplers_come_in_print_order_of_hardness(digits: Dataset) -> None:
+def test_samplers_come_in_published_order_of_hardness(digits: Dataset) -> None:
     found = sampler_hardness(digits, settings(), batches=3, device="cpu")
     assert list(found) == ["random", "semihard", "softhard", "distance", "hardest"]
     means = {name: rows[:, 0].mean().item() for name, rows in found.items()}
