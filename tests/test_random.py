@@ -22,6 +22,11 @@ def test_known_values_so_that_no_release_changes_a_run() -> None:
     # SplitMix64's own test vector: seed 1234567 gives this first number.
     assert Key(1234567 + 0x9E3779B97F4A7C15).bits(torch.tensor([0])).item() == 6457827717110365317
     assert Key.of(0)("crop", 1).value == 0x7BEEF402415D286E
+    # A uniform number is the bits that its type can hold, the highest first: computed with Python's whole numbers.
+    key, ids = Key.of(5), torch.arange(64)
+    bits = [number % 2**64 for number in key.bits(ids).tolist()]
+    assert key.uniform(ids).tolist() == [(number >> 11) / 2**53 for number in bits]
+    assert key.uniform(ids, (), torch.float32).tolist() == [(number >> 40) / 2**24 for number in bits]
 
 
 def test_keys_part_ways() -> None:
