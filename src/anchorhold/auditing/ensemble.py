@@ -116,8 +116,18 @@ def steps_at_most(task: Task, levels: int, standard: int, transferred: bool = Fa
 class Contest:
     """One batch of samples, and the worst image found for each."""
 
-    def __init__(self, task: Task, embed: Embed, images: Tensor, scene: Scene, ids: Tensor, key: Key) -> None:
+    def __init__(
+        self,
+        task: Task,
+        embed: Embed,
+        images: Tensor,
+        scene: Scene,
+        ids: Tensor,
+        key: Key,
+        random: bool = False,
+    ) -> None:
         self.task, self.embed, self.scene, self.key = task, embed, scene, key
+        self.random = random  # whether the model gives other vectors each time
         self.clean, self.images, self.ids = images, images.clone(), ids.to(scene.gallery.device)
         self.nearest = images.clone()  # for a wrong neighbour: the images tried that came nearest to one
         self.height = torch.full((len(images),), -torch.inf, device=images.device)
@@ -128,7 +138,7 @@ class Contest:
 
     def part(self, which: Tensor) -> "Contest":
         """These samples (a mask) once more, from their clean images."""
-        return Contest(self.task, self.embed, self.clean[which], self.scene, self.ids[which], self.key)
+        return Contest(self.task, self.embed, self.clean[which], self.scene, self.ids[which], self.key, self.random)
 
     def measure(self, embeddings: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
         at = slice(None) if rows is None else rows
@@ -161,6 +171,19 @@ class Contest:
         """Starts for another ε: the worst image of each sample, or the one that came nearest where none hurt."""
         moved = (self.images != self.clean).flatten(1).any(1)
         return torch.where(moved.reshape(-1, *(1,) * (self.images.ndim - 1)), self.images, self.nearest)
+
+    def answer(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Embeddings of the worst images and their measures; those of a random model are drawn anew.
+
+        The members look for the worst of many noisy answers, and some are bad by luck.
+        """
+        if not self.random:
+            return self.embeddings, self.measures
+        moved = (self.images != self.clean).flatten(1).any(1)
+        drawn = embed_all(self.embed, [self.images])
+        clean = self.scene.clean(self.task.goal.side)[self.ids]
+        embeddings = torch.where(moved[:, None], drawn.to(clean), clean)
+        return embeddings, self.measure(embeddings)
 
     def left(self) -> Tensor:
         """Rows that still withstand and have a target."""

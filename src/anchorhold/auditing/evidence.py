@@ -56,6 +56,7 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
         # With few queries the checks are most of the work, so say beforehand how long they take.
         took = duration(cost * sum(run.seconds for run in runs) / spent)
         subject.report.say(f"running sanity checks: up to {cost:,} image-steps, about {took}")
+    subject.redraw("flags")
     with subject.precision():
         probe = flags.Probe(
             subject.embed,
@@ -70,7 +71,7 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
             strong=doubts,
             differentiable=climbs,
             queries=settings.steps if settings.method in VALUES_ONLY else 0,
-            draws=subject.about["model"].get("draws", 1),
+            draws=subject.draws,
         )
         return flags.examine(probe)
 

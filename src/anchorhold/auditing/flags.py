@@ -68,9 +68,9 @@ def not_deterministic(probe: Probe) -> Flag | None:
     again = embed_all(probe.embed, [probe.images])
     scale = torch.linalg.vector_norm(probe.clean, dim=1).mean().clamp(min=1e-12)
     apart = float(torch.linalg.vector_norm(again - probe.clean, dim=1).max() / scale)
-    if apart > REPEAT:
+    if apart > REPEAT or probe.draws > 1:
         said = f"two embeddings of the same image are {apart:.2g} apart: the model changes while it is attacked"
-        said += f"; it was attacked through means over {probe.draws} draws" if probe.draws > 1 else ""
+        said += f"; all numbers are of means over {probe.draws} draws" if probe.draws > 1 else ""
         return Flag("not-deterministic", said, apart, REPEAT)
     return None
 

@@ -24,14 +24,17 @@ from ..geometry import Retrieved
 from ..interface import option
 from ..model.chunked import chunked
 from ..model.frozen import Embed, embed_all, frozen
+from ..model.no_gradients import gives_gradients
 from ..model.wrap import as_victim
 from ..perturb.settings import Threat
 from ..random import Key
 from ..runs.writing import atomic
 from .black_box import usable
+from .draws import on_draws, still
 from .inputs import Data, Material, prepare
 from .plan import AuditSettings, effort
 from .standard import NEIGHBOURS, shown_lists, to_bytes
+from .subject import climbed
 
 __all__ = ["Reading", "Single", "Stage", "attack", "staged", "write_png"]
 
@@ -137,7 +140,7 @@ def attack(
         norm=threat.norm,
     )
     wish = maker_of(goal)(protocol)
-    opened = staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report))
+    opened = staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report, seed))
     with opened as (embed, scene, ids, pixels, material, name, number, label):
         key = Key.of(seed)("audit")
         done = Attack(embed, scene, wish, settings.ball, settings.budget, key, settings.find).run(pixels, ids)
@@ -169,12 +172,13 @@ class Reading(NamedTuple):
     resize: int | None = None
     crop: int | None = None
     report: Report | None = None
+    seed: int = 0
 
 
 class Stage(NamedTuple):
     """One image, ready to be attacked."""
 
-    embed: Embed
+    embed: Embed  # of a random model the mean over its draws
     scene: Scene
     ids: Tensor  # (1,) its position on the goal's side of the scene
     pixels: Tensor  # (1, C, H, W)
@@ -200,8 +204,12 @@ def staged(
     batch, where, victim = by.batch, device_named(by.device), as_victim(model)
     material = prepare(data, victim, where, by.report or Silent(), by.resize, by.crop)
     query, gallery, name = _find(str(image), material, wish.side)
-    with living_on(victim, where), frozen(victim) as view:
-        embed = chunked(view, batch)
+    with living_on(victim, where), still(where, by.seed), frozen(victim) as view:
+        embed, draws = chunked(view, batch), 1
+        if gives_gradients(victim):
+            embed, draws = climbed(embed, material)
+        if draws > 1 and by.report is not None:
+            by.report.say(on_draws(draws))
         items = embed_all(embed, material.gallery.plain(batch=batch))
         side = material.side(wish.side)
         number = query if wish.side == "query" else gallery

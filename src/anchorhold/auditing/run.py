@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from ..attacks.goal import Goal
@@ -35,6 +34,7 @@ from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .black_box import how_attacked, usable
 from .classes import Classes, part_of
+from .draws import on_draws, still
 from .ensemble import Surrogate, steps_at_most, strengthened, tasks
 from .evidence import Evidence, flags_of
 from .expected import say_if_long
@@ -196,9 +196,7 @@ def audit(
                 drop_receipts(out)
         stack.enter_context(living_on(victim, where))
         stack.enter_context(repeatable())
-        # A random model draws from torch: the same each time, and your generators stay as they were.
-        stack.enter_context(torch.random.fork_rng([where] if where.type == "cuda" else []))
-        torch.manual_seed(seed)
+        stack.enter_context(still(where, seed))
         view = stack.enter_context(frozen(victim, fast))
         second = None
         if other is not None:
@@ -293,9 +291,12 @@ def _audited(
 
 
 def _on_draws(model: Mapping[str, Any]) -> tuple[str, ...]:
-    """A note where the model is random."""
+    """Notes where the model is random."""
     draws = model.get("draws")
-    return (f"the model is random: each embedding is the mean over {draws} draws",) if draws else ()
+    if not draws:
+        return ()
+    single = f"all numbers are of these means; single answers have a clean R@1 of {model['single_answers_r1']:.1f}"
+    return (on_draws(draws), single, "there are no receipts: nobody gets the same answers again")
 
 
 def _on_output(model: nn.Module, dim: int) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def smallest_perturbation(
     wish = maker_of(goal)(protocol)
     if isinstance(wish, EmbeddingShift):  # only ES:R can be reached, and methods that keep their best have no ES:D
         wish = replace(wish, distance=False)
-    with staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report)) as there:
+    with staged(model, image, data, wish, label, Reading(batch, device, resize, crop, report, seed)) as there:
         if there.number is None:
             known = bool(there.label) or wish.name not in _NEED_CLASS
             check(

@@ -41,6 +41,7 @@ def attack_all(run: AttackRun, subject: Subject) -> RunRows:
 
         def attacked(part: Tensor, images: Tensor) -> tuple[dict[str, Tensor], int]:
             nonlocal done
+            subject.redraw(run.label, int(part[0]))
             rows, steps = _batch(run, subject, part, images, starts)
             done += len(part) * shards.ranks.size
             advance(min(done, len(ids)), "")

@@ -96,9 +96,12 @@ def strengthen(
     for task in chosen:
         label = f"{task.name}.strong"
         known = _contested(subject, ensemble.against(task, eps), task, label)
-        runs.append(_run_rows(task, label, known, standard))
+        repeats = standard if subject.draws == 1 else ()  # a random model answers anew: nothing is repeated
+        runs.append(_run_rows(task, label, known, repeats))
         whole[task.name] = known.rows
-        receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
+        if subject.draws == 1:  # nobody can measure the same answer of a random model again
+            kept = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
+            receipts[task.name] = kept
     doubts = _doubts(chosen, whole, members)
     curve: dict[str, Any] | None = None
     curve_rows: dict[str, Tensor] = {}
@@ -139,7 +142,9 @@ def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> 
         def climbed(part: Tensor, images: Tensor) -> tuple[dict[str, Tensor], int]:
             nonlocal done
             with subject.precision():
-                contest = Contest(task, subject.embed, images.to(scene.gallery.dtype), scene, part, subject.key)
+                subject.redraw(label, int(part[0]))
+                pixels = images.to(scene.gallery.dtype)
+                contest = Contest(task, subject.embed, pixels, scene, part, subject.key, subject.draws > 1)
                 rows = _climb_ladder(contest, ensemble, subject.settings, shown)
             done += len(part) * shards.ranks.size
             advance(min(done, len(ids)), "")
@@ -160,7 +165,7 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
     rows |= _entered(contest, ensemble, settings, ball)
     rows |= _snapshot(contest, ball, kept)
     own = ensemble.ladder.index(ball.eps)
-    curve = {own: contest.measures[task.main]}
+    curve = {own: rows[f"held/{task.main}"]}
     # A sample that is beaten at an ε is beaten at every larger one. Where the attack found nothing, it is taken to find
     # nothing at smaller ε. So each sample is attacked until its level is known, and no further.
     for places, falls in ((range(own - 1, -1, -1), True), (range(own + 1, len(ensemble.ladder)), False)):
@@ -176,7 +181,7 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
             starts, last = here.project(at.found()[asked], at.clean[asked]), last[asked]
             at = at.part(asked)
             found = _entered(at, ensemble, settings, here, starts)
-            curve[place][last] = at.measures[task.main]
+            curve[place][last] = at.answer()[1][task.main]
             for name in (each for each in found if falls and each.startswith("beaten/")):
                 rows[name] = rows[name].index_put((last,), rows[name][last] | found[name])
             contest.steps += at.steps
@@ -211,9 +216,10 @@ def _entered(
 
 def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]:
     """Results at the audit's own ε: measures, the same as files, and receipts."""
-    rows = {f"held/{name}": row for name, row in contest.measures.items()}
+    embeddings, measures = contest.answer()
+    rows = {f"held/{name}": row for name, row in measures.items()}
     clean = contest.scene.clean(contest.task.goal.side)[contest.ids]
-    rows["shift"] = euclidean(contest.embeddings, clean).double()
+    rows["shift"] = euclidean(embeddings, clean).double()
     for form, change in FILE_FORMS.items():
         if contest.images.shape[1] in (1, 3):
             after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, ball)]))
@@ -222,7 +228,7 @@ def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]
     picked = picked.to(contest.ids.device)
     levels = levels_within(contest.images[picked], contest.clean[picked], ball)
     rows |= {"receipt/ids": contest.ids[picked], "receipt/images": levels}
-    rows["receipt/measure"] = contest.measures[contest.task.main][picked]
+    rows["receipt/measure"] = measures[contest.task.main][picked]
     if len(picked):  # stated measures are of the images in the files
         seen = embed_all(contest.embed, [levels.to(contest.clean.dtype) / 255])
         rows["receipt/measure"] = contest.measure(seen, picked)[contest.task.main]
@@ -287,7 +293,8 @@ def _curve(
     kept, ids = torch.stack([rows[head] for head in heads]), rows["ids"]
     worst = next(iter(own.measures["strong"].values())).to(kept)
     for place, eps in enumerate(ensemble.ladder, 1):
-        if eps >= subject.settings.ball.eps:  # several starts of a standard run may have found more
+        # Several starts of a standard run may have found more; a random model answers anew.
+        if eps >= subject.settings.ball.eps and subject.draws == 1:
             kept[place] = torch.minimum(kept[place], worst)
     curve = curve_of(
         task,
@@ -376,7 +383,7 @@ def additions(
     return {
         **shown,
         "strong": strong.about | {"doubts": strong.doubts | overstated(outcomes)},
-        "receipts": Receipts(about, strong.receipts, how),
+        "receipts": Receipts(about, strong.receipts, how) if strong.receipts else None,
     }
 
 

@@ -22,14 +22,14 @@ from ..model.wrap import Victim, fingerprint_of, hub_of
 from ..random import Key
 from ..scores import interval, resampled_means
 from ..version import __version__
-from .draws import averaged, draws_needed
+from .draws import averaged, draws_needed, on_draws, redrawn
 from .ensemble import Surrogate
 from .inputs import Material, sample
 from .outcomes import ColumnValue
 from .plan import AuditSettings
 from .shards import Shards
 
-__all__ = ["Subject", "clean_columns", "subject_of", "surrogate_of"]
+__all__ = ["Subject", "clean_columns", "climbed", "subject_of", "surrogate_of"]
 
 _CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
 # Shards are named by attack, protocol and start, so more of each can be added later.
@@ -41,7 +41,7 @@ class Subject:
     """A model and data, with everything that the attacks of an audit share."""
 
     model: nn.Module
-    embed: Embed
+    embed: Embed  # of a random model the mean over its draws
     material: Material
     scene: Scene
     settings: AuditSettings
@@ -51,6 +51,16 @@ class Subject:
     shards: Shards
     report: Report
     about: Mapping[str, dict[str, Any]]  # "model" and "data" of audit.json
+
+    @property
+    def draws(self) -> int:
+        """Of a random model, over which `embed` is the mean; 1 for others."""
+        return int(self.about["model"].get("draws", 1))
+
+    def redraw(self, label: str, batch: int = 0) -> None:
+        """Before a batch is attacked: a random model draws the same in a resumed audit."""
+        if self.draws > 1:
+            redrawn(self.key("draws", label), batch)
 
 
 def subject_of(
@@ -65,18 +75,20 @@ def subject_of(
 ) -> Subject:
     """Embed both sides, draw the samples, and find existing shards."""
     key = Key.of(settings.seed)("audit")
-    embed = chunked(connected(view), settings.batch)
-    draws = _draws(embed, material) if gives_gradients(model) else 1  # each query of a function may cost
+    answers = chunked(connected(view), settings.batch)
+    # Each query of a function may cost.
+    embed, draws = climbed(answers, material) if gives_gradients(model) else (answers, 1)
     if draws > 1:
-        embed = averaged(embed, draws)
-        report.say(f"the model is random: each embedding is the mean over {draws} draws")
+        report.say(on_draws(draws))
+        redrawn(key("draws"))
     scene = material.scene(*_embedded(embed, material, settings.batch))
     attacked = {
         "query": sample(material.labels, settings.limit, key("sample")),
         "gallery": sample(material.gallery_labels, settings.limit, key("sample")),
     }
     about = {"model": _described(model, scene), "data": material.describe()}
-    about["model"] |= {"draws": draws} if draws > 1 else {}
+    if draws > 1:
+        about["model"] |= {"draws": draws, "single_answers_r1": _single(answers, material, settings.batch)}
     about["data"]["attacked"] = [len(attacked["query"]), len(attacked["gallery"])]
     shared = {name: value for name, value in asdict(settings).items() if name not in _ADDED}
     made_with = {
@@ -91,14 +103,24 @@ def subject_of(
     return Subject(model, embed, material, scene, settings, attacked, key, precision, shards, report, about)
 
 
-def _draws(embed: Embed, material: Material) -> int:
-    """How many draws of the model make one embedding; ranks must agree."""
+def _single(answers: Embed, material: Material, batch: int) -> float:
+    """Clean R@1 in percent where each image is embedded by one answer of a random model."""
+    scene = material.scene(*_embedded(answers, material, batch))
+    found = score_queries(
+        scene.queries, scene.labels, gallery=scene.gallery, gallery_labels=scene.gallery_labels, self_ids=scene.own
+    )
+    return 100 * float(found["r1"].nanmean())
+
+
+def climbed(answers: Embed, material: Material) -> tuple[Embed, int]:
+    """The model through the mean over its draws if it is random, and how many these are; ranks must agree."""
     few = next(material.gallery.plain(torch.arange(min(16, len(material.gallery_labels))), 16), None)
     try:
-        found = 1 if few is None else draws_needed(embed, few)
+        found = 1 if few is None else draws_needed(answers, few)
     except Exception:  # a model that fails is reported where it is used
-        return 1
-    return int(material.query.ranks.agreed({"draws": found})["draws"])
+        return answers, 1
+    draws = int(material.query.ranks.agreed({"draws": found})["draws"])
+    return (averaged(answers, draws) if draws > 1 else answers), draws
 
 
 def surrogate_of(model: nn.Module, view: Embed, material: Material, batch: int) -> Surrogate:

@@ -32,6 +32,7 @@ from ..model.preprocessing import preprocessing_of
 from ..model.wrap import as_victim, fingerprint_of
 from ..random import Key
 from .classes import part_of
+from .draws import draws_needed
 from .ensemble import Task, tasks
 from .inputs import Data, Material, prepare, sample, splits_of
 from .plan import AttackRun
@@ -115,6 +116,9 @@ def verify(
     if len(problems) == known:
         with living_on(victim, where), frozen(victim) as view, precise():
             embed = chunked(view, batch)
+            few = next(iter(material.gallery.plain(torch.arange(1), batch=1)))
+            again = draws_needed(embed, few) == 1
+            check(again, "this model is random: nobody gets its answers again, so receipts show nothing")
             gallery = embed_all(embed, material.gallery.plain(batch=batch))
             queries = gallery if material.same else embed_all(embed, material.query.plain(batch=batch))
             bench = _Bench(place, told, embed, material, material.scene(queries, gallery), problems)
