@@ -225,7 +225,9 @@ def not_8_bit(probe: Probe) -> Flag | None:
     after = probe.shift((probe.pushed.images * 255).round() / 255)
     changed = float(((after - before).abs() > CHANGED * before).double().mean())
     if probe.evident(changed):
-        said = f"rounded to 8 bits, {changed:.0%} of the attacked images change their effect: such small changes are lost"
+        said = (
+            f"rounded to 8 bits, {changed:.0%} of the attacked images change their effect: such small changes are lost"
+        )
         return Flag("not-8-bit", said, changed, QUARTER)
     return None
 
