@@ -159,9 +159,16 @@ HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training clas
 ThreatName = Annotated[
     str, typer.Option(help="standard (ε 8/255, 32 steps) or adml (ε 0.01, 5 steps from a random start)")
 ]
-Eps = Annotated[str, typer.Option(help="Largest change of a pixel, e.g. 8/255; with --norm l2, of the whole image")]
-Alpha = Annotated[str, typer.Option(help="Step size of PGD, e.g. 1/255; default: the one of --threat")]
-Steps = Annotated[int | None, typer.Option(help="Number of PGD steps, C&W iterations, or queries of square and nes")]
+Eps = Annotated[
+    str, typer.Option(help="Largest change of a pixel (of the image with --norm l2), e.g. 4/255; default 8/255")
+]
+Alpha = Annotated[
+    str, typer.Option(help="Step size of PGD, e.g. 1/255; default: 3/8 of ε (adml: 2/5), or 2.5 ε/steps with --norm l2")
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="PGD steps (default 32), C&W iterations, or queries of square and nes (default 1000)"),
+]
 Norm = Annotated[str, typer.Option(help="linf limits the change of each pixel, l2 of the whole image; l2 needs --eps")]
 Method = Annotated[str, typer.Option(help="pgd, fgsm (one step of ε), cw (C&W), square or nes (no gradients)")]
 Mean = Annotated[str, typer.Option(help="Channel means that your own module expects, e.g. .485,.456,.406")]

@@ -65,7 +65,10 @@ def verify(
     ] = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Check somebody's strong audit in seconds: its perturbed images are measured again, without attacks."""
+    """Check a strong audit of somebody else.
+
+    Its changed images are measured again, without attacks, so this takes seconds.
+    """
     from ..auditing.verifying import verify as check_receipts
     from ..console import Console
     from ..errors import RunError
@@ -99,7 +102,9 @@ def algorithm1(
     held_out: HeldOut = 0,
     classes: Classes = "unseen",
     batch: Annotated[int, typer.Option(help="Images per batch")] = 128,
-    out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; default: audits/algorithm1-DATA; give the same one to resume")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Attack several models with FGSM, C&W and PGD, as Adversarial Deep Metric Learning (ADML) does.
