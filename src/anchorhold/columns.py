@@ -9,6 +9,7 @@ __all__ = [
     "PRINTED_INITIAL",
     "RANKING",
     "RECALL",
+    "SHARES",
     "in_units",
     "pixel_fraction",
     "radius",
@@ -22,6 +23,8 @@ PRINTED_INITIAL = {"CA+": 50.0, "CA-": 1.0, "QA+": 50.0, "QA-": 1.0}
 """The ranks before an attack, in percent, behind the baseline rows of Tian et al. 2024; it does not state them."""
 
 NOT_PERCENT = ("TMA", "ES:D")
+# Each query counts or does not.
+SHARES = (*RECALL, "GTT@1", "margin", "nearest", "untargeted", "targeted", "R@1", "R@2")
 
 
 def in_units(name: str) -> float:

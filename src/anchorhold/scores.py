@@ -303,6 +303,24 @@ def interval(draws: Tensor, level: float = 0.95) -> Interval:
     return Interval(float(ends[0]), float(ends[1]), level, len(draws))
 
 
+def with_width(span: Interval, rows: Tensor) -> Interval:
+    """The interval of a share in percent, of rows that are 0 or 100.
+
+    Where all rows agree, so do all resamples, and the bootstrap has no width. Then it is the exact interval: that of
+    0 of n is 0 to 1 − 0.025^(1/n) (Clopper & Pearson 1934), that of n of n its mirror image.
+
+    >>> span = with_width(Interval(0.0, 0.0, 0.95, 1000), torch.zeros(10))
+    >>> round(span.high, 1)
+    30.8
+    """
+    rows = rows[rows.isfinite()]
+    if not len(rows) or not bool(((rows == rows[0]) & ((rows == 0) | (rows == 100))).all()):
+        return span
+    width = 100 * (1 - ((1 - span.level) / 2) ** (1 / len(rows)))
+    low = 0.0 if rows[0] == 0 else 100 - width
+    return Interval(low, low + width, span.level, span.resamples)
+
+
 def bootstrap(
     columns: Mapping[str, Tensor],
     statistic: Callable[[dict[str, Tensor]], Tensor],

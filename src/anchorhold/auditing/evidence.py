@@ -1,6 +1,5 @@
 """The input of the flags: the attacked model, and the results of the audit."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,24 +80,9 @@ def _without_scores(audit: Audit) -> Iterator[tuple[str, Interval]]:
     if audit.curve is not None and "R@1" in audit.curve.get("intervals", {}):
         for eps, (low, high) in zip(audit.curve["eps"], audit.curve["intervals"]["R@1"]):
             name = f"R@1 at {radius(eps, audit.settings.get('norm', 'linf'))}" if eps else "clean R@1"
-            yield name, _with_width(low, high, audit.curve["queries"])
+            yield name, Interval(low, high, 0.95, audit.curve["queries"])
         return
     samples = min((len(run.ids) for run in audit.runs), default=1)
     for name, column in list(audit.protocols.values())[-1].columns.items():
         if name not in NOT_PERCENT and column.low is not None and column.high is not None:
-            yield name, _with_width(column.low, column.high, samples)
-
-
-def _with_width(low: float, high: float, samples: int) -> Interval:
-    """An interval in percent; where all samples agree, the bootstrap gives no width, so the exact one of a share.
-
-    That of 0 of n is 0 to 1 − 0.025^(1/n) (Clopper & Pearson 1934), that of n of n its mirror image.
-
-    >>> round(_with_width(0.0, 0.0, 10).high, 1), round(_with_width(100.0, 100.0, 10).low, 1)
-    (30.8, 69.2)
-    """
-    if math.isclose(low, high, abs_tol=1e-9):
-        width = 100 * (1 - 0.025 ** (1 / samples))
-        low = min(max(low - width / 2, 0.0), 100 - width)
-        high = low + width
-    return Interval(low, high, 0.95, samples)
+            yield name, Interval(column.low, column.high, 0.95, samples)

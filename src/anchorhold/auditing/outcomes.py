@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, in_units
+from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, SHARES, in_units
 from ..errors import SettingsError
 from ..random import Key
 from ..scores import (
@@ -20,6 +20,7 @@ from ..scores import (
     interval,
     overall,
     resampled_means,
+    with_width,
 )
 from ..scores import ars as ars_of
 
@@ -137,6 +138,7 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
         ids | {f"{head} {name}": own for name, own in ids.items() for head in ("initial", "single")},
     )
     spans = {name: interval(drawn[name]) for name in rows}
+    spans |= {name: with_width(spans[name], rows[name]) for name in rows if name in SHARES}
     columns = {
         name: ColumnValue(
             estimate(row, protocol),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.goal import Scene
+from ..columns import SHARES
 from ..console import Report
 from ..errors import AnchorholdError, ModelError, lacks_memory
 from ..metrics import nmi, score_queries
@@ -20,7 +21,7 @@ from ..model.frozen import Embed, connected, embed_all, embed_images
 from ..model.no_gradients import Function, gives_gradients
 from ..model.wrap import Victim, fingerprint_of, hub_of
 from ..random import Key
-from ..scores import interval, resampled_means
+from ..scores import interval, resampled_means, with_width
 from ..version import __version__
 from .draws import averaged, draws_needed, on_draws, redrawn
 from .ensemble import Surrogate
@@ -162,6 +163,7 @@ def clean_columns(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, Col
     columns = {}
     for name, usual in _CLEAN.items():
         span = interval(100 * drawn[name])
+        span = with_width(span, 100 * rows[name]) if usual in SHARES else span
         columns[usual] = ColumnValue(100 * float(rows[name].nanmean()), span.low, span.high)
     columns["NMI"] = ColumnValue(100 * nmi(scene.queries, scene.labels, key("nmi")), None, None)
     return columns, rows
