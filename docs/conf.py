@@ -27,6 +27,7 @@ extensions = [
     "_ext.numbers",
     "_ext.links",
     "_ext.changelog",
+    "_ext.typed",
 ]
 repository_url = "https://github.com/anchorhold/anchorhold"
 repository_branch = "main"
