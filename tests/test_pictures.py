@@ -48,8 +48,8 @@ def test_every_audit_with_a_curve_is_drawn(curves: ModuleType, tmp_path: Path) -
     an_audit(tmp_path / "cub" / "own" / "strong" / "audit.json", "cub", [41, 21, 6])
     an_audit(tmp_path / "cub" / "none" / "audit.json", "cub", None)
     found = {each.name: each for _, each in curves.curves(tmp_path)}
-    assert set(found) == {"digits-a", "cub/hm", "cub/own"} and found["cub/own"].recall == (41, 21, 6)
-    drawn = [found["cub/hm"], found["cub/own"]]
+    assert set(found) == {"a", "hm", "own"} and found["own"].recall == (41, 21, 6)
+    drawn = [found["hm"], found["own"]]
     with Image.open(draw_curves({"linf": drawn}, tmp_path / "curve.png", "cub")) as file:
         assert file.info["Description"] == told(drawn)
 
@@ -63,6 +63,24 @@ def test_the_pictures_are_of_the_recorded_audits(curves: ModuleType) -> None:
         assert picture.stat().st_size < 200_000
         with Image.open(picture) as file:
             assert file.info["Description"] == told(drawn), name
+
+
+def test_the_picture_of_scores_is_of_the_recorded_audits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new audit: python docs/pictures/scores.py."""
+    pytest.importorskip("matplotlib")
+    if not (ROOT / "results").is_dir():
+        pytest.skip("an sdist has no results")
+    try:
+        scores = module_of("scores", monkeypatch)
+    finally:
+        sys.modules.pop("style", None)
+    recorded = scores.scores_of(ROOT / "results" / "cub")
+    assert all(
+        json.loads((ROOT / "results" / "cub" / name / "run.json").read_text())["final"]["epoch"] == 75
+        for name in recorded
+    )
+    with Image.open(SCRIPT.parent / "scores.png") as file:
+        assert file.info["Description"] == scores.numbers(recorded)
 
 
 def module_of(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
