@@ -1,5 +1,6 @@
 """The pictures of docs/pictures: curves.py finds every audit with a curve, and what is drawn is what JSON says."""
 
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -11,6 +12,8 @@ from types import ModuleType
 import pytest
 from PIL import Image
 
+from anchorhold.attacks.menu import goal_named
+from anchorhold.auditing.members import MEMBERS
 from anchorhold.report.epsilon import draw_curves, told
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -117,6 +120,9 @@ def test_the_screenshots_are_of_the_pages(tmp_path: Path) -> None:
     for name in ("audit/page.html", "run/training.html", "compare.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
+    curve = {"eps": [0.0, 0.06], "lines": {"R@1": [90.0, 20.0]}, "attacks": {"R@1": ["ES"]}}
+    audit = {"commit": "0123", "model": {"weights": "4567"}, "curve": curve}
+    (tmp_path / "audit" / "audit.json").write_text(json.dumps(audit), encoding="utf-8")
     asked = [sys.executable, "pages.py", *(str(tmp_path / name) for name in ("audit", "run", "compare.html"))]
     subprocess.run(asked, cwd=folder, check=True, capture_output=True)
     sizes = {"audit-page": 1895, "audit-examples": 3190 - 2460, "training-page": 1645, "compare-page": 630}
@@ -124,3 +130,20 @@ def test_the_screenshots_are_of_the_pages(tmp_path: Path) -> None:
     for name, height in sizes.items():
         with Image.open(folder / f"{name}.png") as drawn:
             assert drawn.size == (1000, height) and len(drawn.convert("RGB").getcolors(10**6) or ()) > 10, name
+    about = json.loads((folder / "pages.json").read_text(encoding="utf-8"))
+    assert about["attacks"] == ["ES"] and about["R@1"] == [90.0, 20.0] and about["commit"] == "0123"
+    assert about["sha256"] == {path.name: digest(path) for path in folder.glob("*.png")}
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_screenshots_are_of_todays_ensemble() -> None:
+    """If not: audit the two models of docs/guides/comparing.md again, and run docs/pictures/pages.py."""
+    about = json.loads((SCRIPT.parent / "pages.json").read_text(encoding="utf-8"))
+    assert about["sha256"] == {name: digest(SCRIPT.parent / name) for name in about["sha256"]}
+    assert len(about["sha256"]) == 4 and "dirty" not in about["commit"]
+    goal = goal_named("margin", "corrected")
+    members = [member.name for member in MEMBERS if member.wants(goal) and member.kind != "transfer"]
+    assert about["attacks"] == ["ES", "LTM", "GTM", *members]
