@@ -113,6 +113,21 @@ def test_commands_that_are_not_run_have_options_that_exist(page: Path) -> None:
             compile(block.code, f"{called(page)}:{block.line}", "exec")
 
 
+@pytest.mark.parametrize("page", ALL, ids=ids)
+def test_trainings_of_a_page_can_run_one_after_the_other(page: Path) -> None:
+    """Each names the folder of its data set, and writes to a folder of its own: one that holds a run is refused."""
+    taken: set[str] = set()
+    for block in BLOCKS[page]:
+        for command, _ in commands_of(block) if block.language in ("bash", "console") else []:
+            if not command.startswith("anchorhold train ") or "--dry-run" in command:
+                continue
+            options = vars(parsed(words_of(command)[1:]))["params"]
+            assert options["data"] not in ("cub", "cars", "sop", "inshop") or options["root"], command
+            out = str(options["out"] or f"runs/{options['data']}-{options['recipe']}")
+            assert out not in taken, f"{called(page)}:{block.line}: {command}"
+            taken.add(out)
+
+
 # ---- running ------------------------------------------------------------------------------------------------
 
 
