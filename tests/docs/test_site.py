@@ -126,7 +126,7 @@ def _shown() -> dict[str, Any]:
 
 SHOWN = _shown()
 DESCRIBED = ("Audit", "Outcome", "ColumnValue", "Score", "ListAttack", "Single", "SmallestPerturbation", "Algorithm1")
-DESCRIBED += ("Forecast", "Swept", "Found")
+DESCRIBED += ("Forecast", "Swept", "Found", "Step", "Batch", "Scene", "View")
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
