@@ -147,3 +147,16 @@ def test_the_screenshots_are_of_todays_ensemble() -> None:
     goal = goal_named("margin", "corrected")
     members = [member.name for member in MEMBERS if member.wants(goal) and member.kind != "transfer"]
     assert about["attacks"] == ["ES", "LTM", "GTM", *members]
+
+
+def test_the_picture_of_the_demo_is_of_the_strong_attack_of_today() -> None:
+    """Both models of seed 0, all queries. If not: audit them again with --attacks GTM --full."""
+    if not (ROOT / "results").is_dir():
+        pytest.skip("an sdist has no results")
+    goal = goal_named("margin", "corrected")
+    members = [member.name for member in MEMBERS if member.wants(goal) and member.kind != "transfer"]
+    for name in ("natural", "robust"):
+        found = json.loads((ROOT / "results" / "demo" / f"strong-{name}" / "audit.json").read_text(encoding="utf-8"))
+        assert found["commit"] and "dirty" not in found["commit"] and not found["flags"]
+        assert found["curve"]["attacks"]["R@1"] == ["GTM", *members] and found["curve"]["protocol"] == "strong"
+        assert found["data"]["attacked"][0] == found["data"]["images"][0] == found["curve"]["queries"] == 896
