@@ -216,9 +216,9 @@ def test_every_number_of_the_readmes_results_is_that_of_its_file() -> None:
     strong = [*ers("natural-112/strong", "strong"), *ers("hm-lga-112/strong", "strong")]
     times = f"{speed['hm']['ms']:.0f}", f"{speed['audit-robust']['seconds']:.0f}"
     told = [
-        [nearness("R@1"), "1", nearness("ERS"), "0"],
+        ["1", nearness("R@1"), nearness("ERS")],
         [*ers("natural-112", *both), *ers("hm-lga-112", published), f"{hm}", *ers("hm-lga-112", "corrected")],
-        [*strong, "1", "8", "255"],
+        ["8", "255", *strong, "1"],
         ["1", *ers("own", *both)],
         ["200", times[0], times[1], "1024"],
         [],

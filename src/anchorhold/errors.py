@@ -111,12 +111,12 @@ def brief(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}…"
 
 
-def nearest(word: str, words: Iterable[str], otherwise: str = "") -> str:
-    """The end of an error message: the closest of `words`, or all of them.
+def nearest(word: str, words: Iterable[str], otherwise: str = "", like: float = 0.5) -> str:
+    """The end of an error message: the closest of `words`, if it is at least so much like it, or all of them.
 
     >>> nearest("softhrad", ["random", "softhard"])
     'did you mean softhard?'
     """
     words, word = sorted(words), word[:200]  # the search is slow on long words
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=like)
     return f"did you mean {close[0]}?" if close else otherwise or "choose from: " + ", ".join(words)

@@ -276,3 +276,29 @@ def test_recipes_and_doctor(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert code == 0 and 'destination = "lga"' in out
     code, out, _ = run(capsys, monkeypatch, "doctor")
     assert code == 0 and "torch" in out and "timm backbones" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["audit"], "missing argument 'model'; see `anchorhold audit --help`"),
+        (["search"], "missing argument 'index'; see `anchorhold search --help`"),
+        (["trian"], "no such command 'trian', did you mean train?; see `anchorhold --help`"),
+        (["--foo"], "no such option: --foo; see `anchorhold --help`"),
+        (["audit", "x", "--limt", "3"], "no such option: --limt, did you mean --limit?; see `anchorhold audit --help`"),
+        (
+            ["audit", "x", "--limit", "many"],
+            "invalid value for '--limit': it must be a whole number; see `anchorhold audit --help`",
+        ),
+        (["train", "--epochs"], "option '--epochs' requires an argument; see `anchorhold train --help`"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    assert run(capsys, monkeypatch, *arguments) == (2, "", f"error: {message}\n")
+
+
+def test_no_command_at_all_is_help(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, out, err = run(capsys, monkeypatch)
+    assert "Usage: " in out + err and "error" not in err

@@ -165,9 +165,11 @@ def test_fingerprint_of_images_in_memory_sees_every_byte_and_label() -> None:
 def test_unknown_names_are_met_with_the_nearest_or_the_list() -> None:
     with pytest.raises(SettingsError, match=r"no data set or folder 'digts'; did you mean digits\?$"):
         dataset("digts")
-    listed = "choose one of cub, cars, sop, inshop, folder, csv, digits, gaussians, or give a folder of class folders"
+    listed = "choose one of cub, cars, sop, inshop, digits, gaussians, or give a folder of class folders"
     with pytest.raises(SettingsError, match=f"no data set or folder 'nowhere/x'; {listed}, a CSV or module:function$"):
         dataset("nowhere/x")
+    with pytest.raises(SettingsError, match="'foldr'; choose one of cub, cars, sop, inshop, digits, gaussians, or"):
+        dataset("foldr")  # nobody types `folder`: a folder is given by its path
     with pytest.raises(SettingsError, match="no option 'dimensions'; it has dimension, train, test, sigma"):
         dataset("gaussians", dimensions=3)
     with pytest.raises(SettingsError, match="no option 'size'; it has none"):

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from anchorhold.config.numbers import parse_number
+from anchorhold.config.recipes import settings_from
 from anchorhold.console import Silent
-from anchorhold.demo.digits import EPSILONS, run_demo, table, write_pages
+from anchorhold.demo.digits import EPSILONS, RECIPES, run_demo, table, write_pages
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget
 from anchorhold.training.evaluation import recall_under_attack
@@ -54,15 +56,20 @@ def test_the_recorded_demos_hold_what_is_claimed(path: Path) -> None:
     assert result["natural"]["attacked"][-1] == result["robust"]["attacked"][-1] == 0
 
 
-def test_the_readme_repeats_the_recorded_demo() -> None:
+def test_the_readme_repeats_the_strong_attack_on_the_demos_recipes() -> None:
     assert len(RESULTS) == 6
-    result = json.loads(RESULTS[0].read_text())
+    recorded = json.loads((ROOT / "results" / "recipes" / "digits.json").read_text())
     readme = (ROOT / "README.md").read_text()
-    for name in ("natural", "robust"):
+    assert f"under the strong attack on {recorded['queries']} queries" in readme
+    head = re.search(r"^\| model \|(.*)\|$", readme, re.M)
+    assert head and re.findall(r"ε = ([\d.]+)", head[1]) == [str(eps) for eps in recorded["epsilons"]]
+    for name, recipe in RECIPES.items():
         row = re.search(rf"^\| {name}[^|]*\|(.*)\|$", readme, re.M)
         assert row, f"README has no row for {name}"
-        shown = [float(cell) for cell in row[1].split("|")]
-        assert shown == [round(v, 1) for v in (result[name]["clean"], *result[name]["attacked"])]
+        r1 = recorded["trials"][f"{recipe}/0"]["r1"]
+        assert [cell.strip() for cell in row[1].split("|")] == [f"{value:.1f}" for value in r1.values()]
+    (eps,) = re.findall(r"trains on them with ε = (\d+/\d+)", readme)
+    assert settings_from("robust", {"data": {"name": "digits"}}).defence.eps == pytest.approx(parse_number(eps))
 
 
 def test_the_readme_starts_with_two_commands() -> None:

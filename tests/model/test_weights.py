@@ -20,7 +20,7 @@ from anchorhold.errors import ModelError
 from anchorhold.model import pickles, weights
 from anchorhold.model.backbones import backbone
 from anchorhold.model.embedder import Embedder
-from anchorhold.model.weights import load_weights, read_tensors
+from anchorhold.model.weights import _download, load_weights, read_tensors
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "weights"
 FORMATS = pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
@@ -407,6 +407,19 @@ def test_names_without_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         Embedder("small", 4, "imagenet", channels=1)
     with pytest.raises(ModelError, match="could not download"):
         Embedder("resnet18", 4, "timm:resnet18.no_such_tag")
+
+
+def test_a_download_without_a_connection_is_said_in_a_few_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def offline(*_: Any, **__: Any) -> None:
+        raise LocalEntryNotFoundError("An error happened while trying to locate the file on the Hub and we cannot find")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    told = r"^could not download the weights 'resnet18.tv_in1k' \(check your connection\); give a file"
+    with pytest.raises(ModelError, match=told):
+        _download("resnet18.tv_in1k", nn.Conv2d(3, 4, 3))
 
 
 @pytest.mark.parametrize("tag", ["hf-hub:owner/name", "hf_hub:owner/name", "local-dir:/tmp", "resnet18/../x", ""])

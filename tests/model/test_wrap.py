@@ -494,8 +494,20 @@ def test_a_timm_name_brings_what_it_was_trained_with(monkeypatch: pytest.MonkeyP
         ("runs/nowhere", "no model 'runs/nowhere': no such folder or file, and no such timm name; give a run folder"),
         ("resnet18.safetensors", "no such folder or file, and no such timm name; give a run folder"),
         ("small", "no ImageNet weights exist for 'small'"),
+        ("nomodel", "no such timm name; give a run folder"),
+        ("http://a/b", "http://a/b is an address, not a model; download the file first, or use hf:owner/name"),
     ],
 )
-def test_names_that_are_nothing(spec: str, message: str) -> None:
+def test_names_that_are_nothing(spec: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=re.escape(message)):
         load_model(spec)
+
+
+def test_a_mistyped_run_is_met_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "resnet").mkdir(parents=True)
+    (tmp_path / "runs" / "resnet" / "model.safetensors").touch()
+    for spec in ("runs/resnt", "resnet"):
+        with pytest.raises(ModelError, match=re.escape("did you mean runs/resnet?")):
+            load_model(spec)

@@ -115,8 +115,8 @@ def steps_do_not_hurt(probe: Probe) -> Flag | None:
     # 0.98, not 1: for a linear model with embeddings on a circle one step of ε is already optimal.
     short = probe.short_of(once, probe.shifted(probe.ball, longer).measures["ES:D"], 0.98)
     if probe.evident(short):
-        few = f"{longer.steps} steps move {short:.0%} of the samples"
-        said = f"{few} less far than 1 step, or not at all: attacks do not climb"
+        few = f"{longer.steps} steps move {short:.0%} of the queries"
+        said = f"{few} no farther than 1 step: the attack makes no progress"
         return Flag("steps-do-not-hurt", said, short, QUARTER)
     return None
 
@@ -127,7 +127,7 @@ def eps_does_not_hurt(probe: Probe) -> Flag | None:
     wider = replace(probe.ball, eps=times * probe.ball.eps), replace(probe.budget, alpha=times * probe.budget.alpha)
     short = probe.short_of(probe.pushed.measures["ES:D"], probe.shifted(*wider).measures["ES:D"], 1.05)
     if times > 2 and probe.evident(short):
-        said = f"{times:.2g} times the ε moves {short:.0%} of the samples no farther: ε is not what limits attacks"
+        said = f"{times:.2g} times the ε moves {short:.0%} of the queries no farther: ε is not what limits attacks"
         return Flag("eps-does-not-hurt", said, short, QUARTER)
     return None
 
@@ -153,7 +153,7 @@ def noise_as_strong(probe: Probe) -> Flag | None:
     noisy = probe.ball.project(probe.ball.step(x, random, probe.ball.eps), x)[:, 0]
     as_far = probe.short_of(probe.shift(noisy), probe.pushed.measures["ES:D"], 1.0)
     if probe.evident(as_far):
-        said = f"random noise moves {as_far:.0%} of the samples as far as the attack: its gradients are useless"
+        said = f"random noise moves {as_far:.0%} of the queries as far as the attack: its gradients are useless"
         return Flag("noise-as-strong", said, as_far, QUARTER)
     return None
 
@@ -225,7 +225,9 @@ def not_8_bit(probe: Probe) -> Flag | None:
     after = probe.shift((probe.pushed.images * 255).round() / 255)
     changed = float(((after - before).abs() > CHANGED * before).double().mean())
     if probe.evident(changed):
-        said = f"rounded to 8 bits, {changed:.0%} of the attacked images change their effect: files cannot hold them"
+        said = (
+            f"rounded to 8 bits, {changed:.0%} of the attacked images change their effect: such small changes are lost"
+        )
         return Flag("not-8-bit", said, changed, QUARTER)
     return None
 
@@ -234,7 +236,7 @@ def black_box_beats_white_box(probe: Probe) -> Flag | None:
     """Samples withstand all gradient attacks and fall to Square, which uses no gradients."""
     share = probe.strong.get("black", 0.0) / 100
     if share > FEW:
-        said = f"{share:.0%} of the samples withstood all gradient attacks and fell to Square: gradients are masked"
+        said = f"{share:.0%} of the queries survived all gradient attacks, but not Square: gradients are masked"
         return Flag("black-box-beats-white-box", said, share, FEW)
     return None
 
@@ -243,7 +245,7 @@ def transfer_beats_white_box(probe: Probe) -> Flag | None:
     """Samples withstand the model's own gradients and fall to those of another model."""
     share = probe.strong.get("transfer", 0.0) / 100
     if share > FEW:
-        said = f"{share:.0%} of the samples withstood its own gradients and fell to another model's: its own mislead"
+        said = f"{share:.0%} of the queries survived its own gradients, but not another model's: its own mislead"
         return Flag("transfer-beats-white-box", said, share, FEW)
     return None
 

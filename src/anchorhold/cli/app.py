@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -26,6 +27,16 @@ _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EN
 _REFUSED |= {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
+# What typer raises for a command line that it cannot read. Some versions bring a click of their own.
+_Misused: Any = next(each for each in typer.BadParameter.__mro__ if each.__name__ == "UsageError")
+_PLAIN = {
+    r"Input should be a valid integer.*": "it must be a whole number",
+    r"Input should be a valid number.*": "it must be a number",
+    r" \(Possible options?: (--[\w-]+)\)": r", did you mean \1?",
+    r"\. Did you mean '(\w+)'": r", did you mean \1",
+}
+
+
 class Commands(TyperGroup):
     """Handles errors: one line and exit code 2 if you can fix it, 130 after an interrupt, else a traceback."""
 
@@ -40,6 +51,10 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:  # while help is drawn, or before a command begins
             Console().say("stopped")
             raise typer.Exit(130) from None
+        except _Misused as error:  # an unknown option before the command
+            if not (text := _message(error)):
+                raise
+            raise _told(text) from None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--debug" in args:  # accepted anywhere on the command line
@@ -54,16 +69,25 @@ class Commands(TyperGroup):
                 Console().say(shown(str(error)) or "stopped")
             raise typer.Exit(130) from None
         except (Exception, SystemExit) as error:
+            if isinstance(error, _Misused):
+                error.ctx = getattr(error, "ctx", None) or ctx  # some have none
             text = _message(error)
             if ctx.params["debug"] or not text:
                 raise
-            rank = os.environ.get("RANK", "0")
-            Console().say(f"error{f' on rank {rank}' if rank != '0' else ''}: {text}")
-            raise typer.Exit(2) from None
+            raise _told(text) from None
+
+
+def _told(text: str) -> typer.Exit:
+    """Print the line of an error; the exit that follows."""
+    rank = os.environ.get("RANK", "0")
+    Console().say(f"error{f' on rank {rank}' if rank != '0' else ''}: {text}")
+    return typer.Exit(2)
 
 
 def _message(error: BaseException) -> str:
     """The one-line message for an error that the user can fix; "" if a traceback is more useful."""
+    if isinstance(error, _Misused):
+        return _misused(error)
     if isinstance(error, AnchorholdError):
         return shown(str(error))
     if isinstance(error, SystemExit):  # no command of ours ends this way
@@ -78,6 +102,17 @@ def _message(error: BaseException) -> str:
         return ""
     named = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return shown(f"{named}; run again with --debug to see where")
+
+
+def _misused(error: Any) -> str:
+    """What is wrong with a command line, and whose help to read; "" where the help itself is shown."""
+    said = error.format_message().rstrip(".")
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return ""
+    for theirs, ours in _PLAIN.items():
+        said = re.sub(theirs, ours, said)
+    command = "" if error.ctx is None else error.ctx.info_name if error.ctx.parent else error.ctx.invoked_subcommand
+    return shown(f"{said[:1].lower()}{said[1:]}; see `anchorhold {f'{command} ' if command else ''}--help`")
 
 
 class _Command(TyperCommand):
@@ -124,9 +159,16 @@ HeldOut = Annotated[int, typer.Option(help="Evaluate on the last N training clas
 ThreatName = Annotated[
     str, typer.Option(help="standard (ε 8/255, 32 steps) or adml (ε 0.01, 5 steps from a random start)")
 ]
-Eps = Annotated[str, typer.Option(help="Largest change of a pixel, e.g. 8/255; with --norm l2, of the whole image")]
-Alpha = Annotated[str, typer.Option(help="Step size of PGD, e.g. 1/255; default: the one of --threat")]
-Steps = Annotated[int | None, typer.Option(help="Number of PGD steps, C&W iterations, or queries of square and nes")]
+Eps = Annotated[
+    str, typer.Option(help="Largest change of a pixel (of the image with --norm l2), e.g. 4/255; default 8/255")
+]
+Alpha = Annotated[
+    str, typer.Option(help="Step size of PGD, e.g. 1/255; default: 3/8 of ε (adml: 2/5), or 2.5 ε/steps with --norm l2")
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="PGD steps (default 32), C&W iterations, or queries of square and nes (default 1000)"),
+]
 Norm = Annotated[str, typer.Option(help="linf limits the change of each pixel, l2 of the whole image; l2 needs --eps")]
 Method = Annotated[str, typer.Option(help="pgd, fgsm (one step of ε), cw (C&W), square or nes (no gradients)")]
 Mean = Annotated[str, typer.Option(help="Channel means that your own module expects, e.g. .485,.456,.406")]

@@ -81,7 +81,9 @@ def audit(
     compile: Annotated[
         str, typer.Option(help="Compile the attack steps: auto (on a GPU, for long audits), on or off")
     ] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; default: audits/MODEL-DATA; give the same one to resume")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace another audit in --out")] = False,
     device: Device = "auto",
 ) -> None:

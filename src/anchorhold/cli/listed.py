@@ -17,7 +17,12 @@ def attack_list(
     queries: Annotated[int, typer.Option(help="Queries for each attacked image")] = 1000,
     eps: Eps = "",
     norm: Norm = "linf",
-    goal: Annotated[str, typer.Option(help="recall, overlap or order")] = "recall",
+    goal: Annotated[
+        str,
+        typer.Option(
+            help="recall (a wrong first image), overlap (other images than before) or order (first five reversed)"
+        ),
+    ] = "recall",
     limit: Annotated[int, typer.Option(help="Number of images to attack, sampled over all classes; 0 is all")] = 100,
     mean: Mean = "",
     std: Std = "",

@@ -178,7 +178,7 @@ def sweep(
     audit: Annotated[bool, typer.Option(help="Audit every run")] = True,
     limit: Annotated[int, typer.Option(help="Number of images that each audit attacks; 0 is all")] = 1000,
     audit_eps: Annotated[str, typer.Option(help="ε of the audits: maximum change of a pixel")] = "8/255",
-    audit_alpha: Annotated[str, typer.Option(help="Step size of the audits")] = "3/255",
+    audit_alpha: Annotated[str, typer.Option(help="Step size of the audits; default: 3/8 of --audit-eps")] = "",
     audit_steps: Annotated[int, typer.Option(help="Number of PGD steps of the audits")] = 32,
     device: Device = "auto",
 ) -> None:
@@ -204,7 +204,7 @@ def sweep(
         audited={
             "limit": limit,
             "eps": number("--audit-eps", audit_eps),
-            "alpha": number("--audit-alpha", audit_alpha),
+            "alpha": number("--audit-alpha", audit_alpha) if audit_alpha else 3 * number("--audit-eps", audit_eps) / 8,
             "steps": audit_steps,
         }
         if audit
@@ -230,7 +230,7 @@ def hardness(
         typer.Option(help="Weights of the model: imagenet, timm:NAME, hf:owner/name, a file, a run folder or none"),
     ] = None,
     batches: Annotated[int, typer.Option(help="Number of batches; 0 is one epoch")] = 1000,
-    margin: Annotated[float, typer.Option(help="Margin of semihard negatives beyond the positive's distance")] = 0.2,
+    margin: Annotated[float, typer.Option(help="How much farther than the positive a semihard negative may lie")] = 0.2,
     set_: Set = [],  # noqa: B006
     format: Annotated[
         str, typer.Option(help="text, markdown, latex, csv or json; default: by the extension of --out")

@@ -11,7 +11,6 @@ from .app import (
     Crop,
     Data,
     Device,
-    Eps,
     HeldOut,
     Mean,
     Resize,
@@ -65,7 +64,10 @@ def verify(
     ] = [],  # noqa: B006
     device: Device = "auto",
 ) -> None:
-    """Check somebody's strong audit in seconds: its perturbed images are measured again, without attacks."""
+    """Check a strong audit of somebody else.
+
+    Its changed images are measured again, without attacks, so this takes seconds.
+    """
     from ..auditing.verifying import verify as check_receipts
     from ..console import Console
     from ..errors import RunError
@@ -88,7 +90,7 @@ def algorithm1(
     ],
     data: Data,
     root: Root = None,
-    eps: Eps = "0.01",
+    eps: Annotated[str, typer.Option(help="Largest change of a pixel")] = "0.01",
     limit: Annotated[int, typer.Option(help="Number of images to attack; 0 is all")] = 0,
     seeds: Annotated[int, typer.Option(help="Number of random starts of PGD; the table shows mean ± std")] = 5,
     mean: Mean = "",
@@ -99,7 +101,9 @@ def algorithm1(
     held_out: HeldOut = 0,
     classes: Classes = "unseen",
     batch: Annotated[int, typer.Option(help="Images per batch")] = 128,
-    out: Annotated[Path | None, typer.Option(help="Output folder; give the same one to resume")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder; default: audits/algorithm1-DATA; give the same one to resume")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Attack several models with FGSM, C&W and PGD, as Adversarial Deep Metric Learning (ADML) does.

@@ -77,7 +77,7 @@ def train(
         str | None,
         typer.Option(help="Weights to start from: imagenet, timm:NAME, hf:owner/name, a file, a run folder or none"),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; default: a new one in runs")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/DATA-RECIPE-SEED")] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Number of passes over the training images; same as --set train.epochs=N")
     ] = None,

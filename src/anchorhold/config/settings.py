@@ -55,7 +55,9 @@ class TrainSettings:
     compile: Annotated[
         Literal["auto", "on", "off"], "Compile inner attacks; auto does so on a GPU in bf16 for long runs."
     ] = "auto"
-    canary_every: Annotated[int, "On a GPU, check an inner attack against fp32 every N steps; 0 is never."] = 500
+    canary_every: Annotated[
+        int, "fp32 check: on a GPU, repeat an attack of training in fp32 every N steps; 0 is never."
+    ] = 500
     evaluate_every: Annotated[int, "Evaluate on the test split every N epochs, and after the last."] = 5
     attack_eps: Annotated[float, "Above 0, each evaluation also measures R@1 under an attack with this ε."] = 0.0
     attack: Annotated[AttackName, "The attack in evaluations: margin, or nearest, which is ADML's algorithm 1."] = (
@@ -63,18 +65,18 @@ class TrainSettings:
     )
     attack_steps: Annotated[int, "Steps of the attack in evaluations."] = 20
     attack_queries: Annotated[int, "Queries that evaluations attack; 0 is all."] = 500
-    benign: Annotated[float, "Share of the batches that stay unperturbed."] = 0.0
+    benign: Annotated[float, "Share of the batches that are not attacked."] = 0.0
     ema: Annotated[float, "Decay of a mean of the weights, which is evaluated and exported instead; 0 is off."] = 0.0
     mean_from: Annotated[
         float, "Above 0, the plain mean of the weights from this share of the training on; instead of train.ema."
     ] = 0.0
     checkpoint_seconds: Annotated[float, "Seconds between checkpoints."] = 60.0
     on_collapse: Annotated[Literal["stop", "warn"], "What to do when all embeddings become alike."] = "stop"
-    collapse_warmup: Annotated[int, "Epochs before the check for collapse begins."] = 2
+    collapse_warmup: Annotated[int, "Epochs that are not checked for collapse, at the start."] = 2
     collapse_separability: Annotated[
-        float, "Below this separability of clean random triplets, the model has collapsed."
+        float, "Training stops if the separability of clean triplets stays below this."
     ] = 0.02
-    collapse_distance: Annotated[float, "Below this mean distance of clean pairs, the model has collapsed."] = 0.05
+    collapse_distance: Annotated[float, "Training stops if the mean distance of clean pairs stays below this."] = 0.05
 
     def __post_init__(self) -> None:
         check_least("train", self, epochs=1, seed=0, evaluate_every=1, checkpoint_seconds=0)

@@ -38,8 +38,7 @@ def dataset(
     (901, 896, (8, 8, 1))
     """
     if not isinstance(name, str | Path):
-        names = ", ".join(DATASETS)
-        raise SettingsError(f"a data set must be one of {names}, a folder or a CSV, not a {type(name).__name__}")
+        raise SettingsError(f"a data set must be one of {_menu()}, a folder or a CSV, not a {type(name).__name__}")
     name = str(name)
     if is_own(name):
         return own_dataset(name, root, seed=seed, held_out=held_out, options=options)
@@ -48,10 +47,10 @@ def dataset(
     if name not in DATASETS and root is None and name.endswith(".csv"):
         name, root = "csv", name
     if name not in DATASETS:
-        choice = f"choose one of {', '.join(DATASETS)}, or give a folder of class folders, a CSV or module:function"
+        choice = f"choose one of {_menu()}, or give a folder of class folders, a CSV or module:function"
         if Path(name).expanduser().is_file():
             raise SettingsError(f"{name} is a file but not a .csv; {choice}")
-        raise SettingsError(f"no data set or folder {name!r}; {nearest(name, DATASETS, choice)}")
+        raise SettingsError(f"no data set or folder {name!r}; {nearest(name, set(DATASETS) - set(_OWN), choice)}")
     if name in _FILELESS and root is not None:
         raise SettingsError(f"{name} needs no files; leave out {worded('--root', 'its root')}")
     loader = DATASETS[name]
@@ -61,6 +60,10 @@ def dataset(
             raise SettingsError(f"{name} has no option {each!r}; it has {', '.join(known) or 'none'}")
     loaded = loader(None if root is None else Path(root).expanduser(), seed, **options)
     return replace(loaded, root="" if root is None else str(root)).holding_out(held_out)
+
+
+def _menu() -> str:
+    return ", ".join(name for name in DATASETS if name not in _OWN)
 
 
 # ---- folders of class folders ----------------------------------------------------------------------------
@@ -264,6 +267,7 @@ def _gaussians(
 
 
 _FILELESS = ("digits", "gaussians")
+_OWN = ("folder", "csv")  # of the user's files: given by their path
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "cub": cub,
     "cars": cars,

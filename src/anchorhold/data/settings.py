@@ -26,7 +26,7 @@ class DataSettings:
     root: Annotated[str, "Folder of the data set, or the CSV; digits and gaussians need none."] = ""
     resize: Annotated[int, "Resize every image to exactly this square, in pixels; 0 does not resize."] = 256
     crop: Annotated[int, "Side of the square crop: random in training, centred in test; 0 does not crop."] = 224
-    test_crop: Annotated[int, "Side of the centre crop of test images, such as 256; 0 is data.crop."] = 0
+    test_crop: Annotated[int, "Side of the centre crop of test images, e.g. 256; 0: as data.crop."] = 0
     crop_least: Annotated[float, "Above 0, training crops cover a random share of the image, at least this."] = 0.0
     interpolation: Annotated[Literal["bilinear", "bicubic", "lanczos", "nearest"], "Interpolation of that resize."] = (
         "bilinear"

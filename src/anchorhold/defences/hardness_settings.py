@@ -27,7 +27,7 @@ class HardnessSettings(LossSettings, Inner, Mining):
     ] = "lga"
     margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
     boost: Annotated[float, "ξ of g_B, 0.1 in the paper; 0 leaves the destination unchanged."] = 0.0
-    rise: Annotated[float, "Added to the destination's hardness, or to the source's if both have one sampler."] = 0.0
+    rise: Annotated[float, "How much harder than the destination's triplets the goal is."] = 0.0
     ics: Annotated[float, "Weight (λ) of the intra-class structure term, 0.5 in the paper; 0 leaves it out."] = 0.0
     members: Annotated[Members, "Which images of a triplet move; turns alternates candidates and anchors."] = "all"
     loss: Annotated[

@@ -68,7 +68,7 @@ class ActSettings(Inner, Mining):
 
     sampler: Annotated[Named | str, "How triplets are drawn from a batch.", SAMPLER_NAMES] = "random"
     margin: Annotated[float, "Margin (γ) of the triplet loss."] = 0.2
-    window: Annotated[float, "How far beyond the positive a semihard negative may lie."] = 1.0  # not γ
+    window: Annotated[float, "How much farther than the positive a semihard negative may lie."] = 1.0  # not γ
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +135,7 @@ class SesSettings(EstSettings):
 class RestSettings(ShiftSettings):
     """REST[sampler]: EST with clean anchors."""
 
-    window: Annotated[float, "How far beyond the positive a semihard negative may lie."] = 1.0  # not γ
+    window: Annotated[float, "How much farther than the positive a semihard negative may lie."] = 1.0  # not γ
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,7 +45,9 @@ class TrideSettings(Inner, Mining):
     top_share: Annotated[float, "Share of the pairs that count as first ranks, N_v and P_v."] = 0.5
     ics: Annotated[float, "Weight (λ) of the intra-class structure term in batches whose anchors move."] = 0.0
     beta: Annotated[float, "Margin (β_TR) of the top-rank loss."] = 0.04
-    window: Annotated[float, "How far beyond the positive a semihard negative may lie; shrinks by epoch."] = 0.2  # η_0
+    window: Annotated[float, "How much farther than the positive a semihard negative may lie; shrinks by epoch."] = (
+        0.2  # η_0
+    )
     progressive: Annotated[bool, "Let the step size grow with the epoch, by n/N."] = True
     form: Annotated[FormName, "Formulas of the paper, or of its published code."] = "paper"
 

@@ -12,7 +12,7 @@ from ..interface import Placeholder, setting
 from ..runs.folder import EXPORT, Run
 from .embedder import Embedder
 from .hub import called, impatient
-from .weights import check_numbers, file_of, name_in_timm, prefix_of, read_tensors, saved_config
+from .weights import check_numbers, file_of, name_in_timm, prefix_of, read_tensors, saved_config, why_not_downloaded
 
 __all__ = ["Linear", "classifier_of"]
 
@@ -72,9 +72,8 @@ def _from_timm(tag: str, model: Embedder) -> Linear | None:
         with impatient():
             whole: Any = timm.create_model(tag, pretrained=True)
     except Exception as error:  # timm, the hub or the network may raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
-            f"could not download the classifier of {tag!r} ({reason}); give a file with "
+            f"could not download the classifier of {tag!r} ({why_not_downloaded(error)}); give a file with "
             f"{setting('model.weights', Placeholder('FILE'))}"
         ) from None
     last: nn.Module = whole.get_classifier()

@@ -87,6 +87,8 @@ def _find(
 ) -> nn.Module:
     name, _, file = spec.partition("=")
     path = Path(spec).expanduser()
+    if "://" in spec:
+        raise ModelError(f"{spec} is an address, not a model; download the file first, or use hf:owner/name")
     if is_hub(spec) or is_hub(file):
         origin.check_download(spec)
     if is_hub(spec):
@@ -143,9 +145,11 @@ def _pretrained(spec: str, mean: Sequence[float] | None, std: Sequence[float] | 
         known = None
     if not known and not is_own(name):
         names = () if "/" in name or Path(name).suffix in _WEIGHTS else (*timm.list_models(), *timm.list_pretrained())
+        runs = [str(file.parent) for place in ("*", "runs/*") for file in Path().glob(f"{place}/model.safetensors")]
+        advice = "give a run folder, BACKBONE=FILE, hf:owner/name, module:function or a timm name"
         raise ModelError(
             f"no model {name!r}: no such folder or file, and no such timm name; "
-            + nearest(name, names, "give a run folder, BACKBONE=FILE, hf:owner/name, module:function or a timm name")
+            + nearest(name, runs, nearest(name, names, advice, like=0.7))
         )
     if known:
         mean, std = (known.mean, known.std) if mean is std is None else (mean, std)

@@ -62,6 +62,7 @@ _PREFIXES = (
     "encoder.",
     "_orig_mod.",
 )
+_OFFLINE = ("LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectError", "ConnectTimeout")  # of the hub
 _HEADS = ("fc.", "classifier.", "head.")
 _NORMALISER = re.compile(r"(^|\.)normali[sz]er?\.")
 
@@ -246,6 +247,13 @@ def name_in_timm(source: str, name: str) -> str:
     return f"{name}.tv_in1k" if re.fullmatch(r"resnet(18|34|50|101|152)", name) else name
 
 
+def why_not_downloaded(error: Exception) -> str:
+    """What went wrong with a download, in a few words: the hub's own are many, and about its cache."""
+    if isinstance(error, ConnectionError | TimeoutError) or type(error).__name__ in _OFFLINE:
+        return "check your connection"
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
     import timm
 
@@ -260,8 +268,7 @@ def _download(tag: str, module: nn.Module) -> dict[str, Tensor]:
             sides: dict[str, Any] = {} if (own := sides_of(module)) is None else {"img_size": own}
             model = timm.create_model(tag, pretrained=True, num_classes=0, in_chans=channels, **sides)
     except Exception as error:  # timm, the hub or the network may raise anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise NoWeights(f"could not download the weights {tag!r} ({reason})") from None
+        raise NoWeights(f"could not download the weights {tag!r} ({why_not_downloaded(error)})") from None
     state: dict[str, Tensor] = model.state_dict()
     return state
 
