@@ -32,6 +32,7 @@ _LEFT_OUT = (
 # What is allowed on every page.
 _VERSION = re.compile(r"\b(?:Python|PyTorch|torch|CUDA|version|Apache|CC BY|ONNX|faiss)[ -]\d+\.\d+|\b\d+\.\d+\.\d+")
 _SECTION = re.compile(r"\b[Ss]ections? \d+\.\d+")
+_LEVEL = re.compile(r"\d+\.\d+ (?:is |\()?about \d+/255|\d+\.\d+(?= ε)")  # an ε as a decimal and in levels; 2.5 ε
 _EPSILON = re.compile(r"\b(?:ε|eps)\s*(?:of|is|at|=)?\s*\d+\.\d+(?:(?:,| and| or) \d+\.\d+)*")
 
 # What is allowed on one page: constants of formulas, settings, limits. Never what somebody measured here.
@@ -69,7 +70,7 @@ def typed(source: str, allowed: frozenset[str] = frozenset()) -> Iterator[tuple[
     [(2, '38.0')]
     """
     for number, line in enumerate(text_of(source).splitlines(), 1):
-        rest = _EPSILON.sub("", _SECTION.sub("", _VERSION.sub("", line)))
+        rest = _LEVEL.sub("", _EPSILON.sub("", _SECTION.sub("", _VERSION.sub("", line))))
         yield from ((number, found) for found in _NUMBER.findall(rest) if found not in allowed)
 
 

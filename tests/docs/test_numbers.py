@@ -142,6 +142,7 @@ def test_what_was_not_published_is_an_error(text: str) -> None:
         ("`36.9` {num}`a.json:b.0.5|.1f` [a](b-1.5.md) $1.5$ https://a.org/1.5 <!-- 1.5 -->", []),
         ("Python 3.12, torch 2.4, version 0.2.0, Apache-2.0, section 4.5", []),
         ("ε 0.03; ε of 0.06; eps=0.1", []),
+        ("0.06 is about 15/255; by 0.1 (about 25/255); steps of 2.5 ε/5; 2.5 of 5", ["2.5"]),
         ("8/255, 56 pairs, 5,924 queries, e-1.5x", []),
         ("the `a`` b` 1.5", ["1.5"]),
     ],
