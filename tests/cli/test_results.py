@@ -163,7 +163,7 @@ def test_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0 and "\none\n" in out and "written: s/compare.md" in out and err == "left out: three\n"
     code, _, _ = run(capsys, monkeypatch, "sweep", *arguments, "--no-audit")
     overrides = {"model": {"dim": "8"}, "data": {"name": "digits"}}
-    budget = {"limit": 7, "eps": 0.5, "alpha": 3 / 255, "steps": 32}
+    budget = {"limit": 7, "eps": 0.5, "alpha": 3 / 8 * 0.5, "steps": 32}  # the step follows ε
     for found, audited in zip(asked, (budget, None), strict=True):
         assert found == ("digits", "natural", {"train.seed": ["1", "2"]}, Path("s"), overrides, audited)
 
