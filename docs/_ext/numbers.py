@@ -127,6 +127,8 @@ def published(text: str, root: Path) -> tuple[str, Path]:
     if not colon or not name or not column:
         raise Unfilled("write row:column, such as hm/t6/cub/hm-lga-8:R@1")
     path = root / PUBLISHED
+    if not path.is_file():
+        raise Unfilled(f"there is no file {PUBLISHED} in the repository")
     found = _rows(path, path.stat().st_mtime_ns).get(name)
     if found is None:
         raise Unfilled(f"there is no published row {name}; `anchorhold recipes rows` lists them")

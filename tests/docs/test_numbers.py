@@ -1,6 +1,7 @@
 """Numbers come from JSON: one that no file holds fails the build, and so does a link into nowhere."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -229,7 +230,13 @@ def test_a_build_fails_for_a_number_or_a_file_that_is_not_there(root: Path) -> N
     assert code and "there is no file" in said
     code, said = build(root, "Its R@1 is 36.9.", "-W")
     assert code and "index.md:3" in said and "36.9" in said
+    code, said = build(root, "{published}`hm/t6/cub/hm-lga-8:R@1`")
+    assert code and "there is no file" in said
+    (root / PUBLISHED).parent.mkdir(parents=True)
+    shutil.copy(ROOT / PUBLISHED, root / PUBLISHED)
+    code, said = build(root, "{published}`hm/t6/cub/hm-lga-8:R@1`", "-W")
+    assert code == 0 and ">38.0<" in (root / "out" / "index.html").read_text(), said
     code, said = build(root, "{published}`hm/t6/cub/none:R@1`")
-    assert code and "index.md:3" in said
+    assert code and "index.md:3" in said and "hm/t6/cub/none" in said
     code, said = build(root, "[a](#gone)", "-W")
     assert code and "gone" in said
