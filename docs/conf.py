@@ -27,6 +27,8 @@ extensions = [
     "_ext.numbers",
     "_ext.links",
     "_ext.changelog",
+    "_ext.typed",
+    "_ext.notebooks",
 ]
 repository_url = "https://github.com/anchorhold/anchorhold"
 repository_branch = "main"
@@ -42,7 +44,7 @@ highlight_language = "text"
 # Notebooks: run once for each change of their cells; an error in a cell is an error of the build
 nb_execution_mode = "cache"
 nb_execution_in_temp = True  # they write folders
-nb_execution_timeout = 300
+nb_execution_timeout = 60  # seconds of a cell; _ext.notebooks allows a whole notebook as much
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

@@ -4,11 +4,15 @@
 the file, the place in it, and how to write it (Python's format). Parts of a place are parted by dots. A part that is a
 number is a position in a list. A key that contains a dot, a bar or a colon stands in double quotes.
 
+{published}`hm/t6/cub/hm-lga-8:ERS` is a number of a paper, verbatim from src/anchorhold/reproduce/published.csv: a name
+of the row, and the column.
+
 {repo}`results/cub/hm-lga/audit.json` links to a file or a folder of the repository.
 
-A file outside the repository, or a file, a place or a format that does not exist, is an error, and the build fails.
+A file outside the repository, or a file, a place, a row or a format that does not exist, is an error: the build fails.
 """
 
+import csv
 import json
 import math
 import re
@@ -22,7 +26,9 @@ from sphinx.errors import SphinxError
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxRole
 
-__all__ = ["Unfilled", "filled", "setup", "value_at"]
+__all__ = ["PUBLISHED", "Unfilled", "filled", "published", "setup", "value_at"]
+
+PUBLISHED = "src/anchorhold/reproduce/published.csv"
 
 _PART = re.compile(r'"([^"]+)"|([^."]+)')
 _FORMAT = re.compile(r"\+?,?(?:d|\.\d[feg%])")
@@ -83,7 +89,7 @@ def filled(text: str, root: Path) -> tuple[str, Path]:
     file, colon, rest = text.partition(":")
     place, bar, form = rest.rpartition("|")
     if not colon or not bar or not place or not form:
-        raise Unfilled("write file.json:place|format, such as results/demo/seed-0.json:seconds|.0f")
+        raise Unfilled("write file.json:place|format, such as results/demo/seed-0.json:natural.clean|.1f")
     path = root / file.strip()
     if not path.is_file() or not _within(path, root):
         raise Unfilled(f"there is no file {file.strip()} in the repository")
@@ -102,6 +108,37 @@ def filled(text: str, root: Path) -> tuple[str, Path]:
         return format(value, form.strip()), path
     except ValueError as error:
         raise Unfilled(f"{value!r} cannot be written as {form.strip()!r}: {error}") from None
+
+
+@lru_cache(maxsize=4)
+def _rows(path: Path, changed: int) -> dict[str, dict[str, str]]:
+    """The published rows with the text of their cells, by all their names: one for each table."""
+    lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    return {
+        "/".join((line["paper"], table, *line["row"].split("/")[2:])): line
+        for line in lines
+        for table in line["table"].split()
+    }
+
+
+def published(text: str, root: Path) -> tuple[str, Path]:
+    """What {published} writes for its text, the number as it is printed, and the file it was read from."""
+    name, colon, column = (part.strip() for part in text.partition(":"))
+    if not colon or not name or not column:
+        raise Unfilled("write row:column, such as hm/t6/cub/hm-lga-8:R@1")
+    path = root / PUBLISHED
+    if not path.is_file():
+        raise Unfilled(f"there is no file {PUBLISHED} in the repository")
+    found = _rows(path, path.stat().st_mtime_ns).get(name)
+    if found is None:
+        raise Unfilled(f"there is no published row {name}; `anchorhold recipes rows` lists them")
+    cell = found.get(column, "")
+    try:
+        float(cell)
+    except ValueError:
+        numbers = [key for key, each in found.items() if re.fullmatch(r"[\d.]+", each)]
+        raise Unfilled(f"{name} has no number {column}; it has {', '.join(numbers)}") from None
+    return cell, path
 
 
 class _Role(SphinxRole):
@@ -124,6 +161,18 @@ class Number(_Role):
             return self.missing(str(error))
         self.env.note_dependency(str(path))
         return [nodes.inline(self.rawtext, text, classes=["num"], title=self.text)], []
+
+
+class Published(_Role):
+    """{published}`row:column`."""
+
+    def run(self) -> tuple[list[nodes.Node], list[nodes.system_message]]:
+        try:
+            text, path = published(self.text, self.root())
+        except Unfilled as error:
+            return self.missing(str(error))
+        self.env.note_dependency(str(path))
+        return [nodes.inline(self.rawtext, text, classes=["num"], title=f"published: {self.text}")], []
 
 
 class Repository(_Role):
@@ -159,6 +208,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_config_value("repository_url", "", "env", str)
     app.add_config_value("repository_branch", "main", "env", str)
     app.add_role("num", Number())
+    app.add_role("published", Published())
     app.add_role("repo", Repository())
     app.connect("builder-inited", _begin)
     app.connect("build-finished", _end)

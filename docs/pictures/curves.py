@@ -1,7 +1,7 @@
 """Draw R@1 against ε for every audit with such a curve: `python docs/pictures/curves.py`.
 
-Files: results/strong/*.json, every audit.json under results/, and the demo's two models. One picture for each data set:
-curve-DATA.png here. The demo's picture, curve-demo.png, is that of the README.
+Files: results/strong/*.json and every audit.json under results/. One picture for each data set: curve-DATA.png here.
+The demo's two models have a picture of their own, curve-demo.png, which is that of the README.
 """
 
 import argparse
@@ -16,6 +16,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
+DEMO = {"strong-natural": "trained without attacks", "strong-robust": "trained with attacks (recipe robust)"}
+TITLES = {
+    "cub": "Birds (CUB-200-2011), test classes",
+    "cub-held-out": "Birds (CUB-200-2011), 20 training classes that were left out",
+    "digits": "Handwritten digits",
+    "demo": "Handwritten digits: right answers under the strong attack",
+}
+
+
 def set_of(name: str) -> str:
     """The data set of a split; held-out training classes are a set of their own.
 
@@ -26,27 +35,28 @@ def set_of(name: str) -> str:
     return f"{data}-held-out" if "last" in part else data
 
 
+def label_of(path: Path, results: Path) -> str:
+    """What a reader calls the audited model: its recipe, or the folder of its run."""
+    folder = path.relative_to(results).parent.as_posix().removesuffix("/strong")
+    if path.parent.name in DEMO:
+        return DEMO[path.parent.name]
+    if path.parent.name == "strong" and path.parent.parent == results:
+        return path.stem.partition("-")[2]
+    return folder.rpartition("/")[2]
+
+
 def curves(results: Path) -> Iterator[tuple[str, Curve]]:
-    """The curves of all audits under `results`, each with its data set."""
+    """The curves of all audits under `results`, each with its data set, or demo."""
     strong = sorted((results / "strong").glob("*.json"))
     for path in (*strong, *sorted(results.rglob("audit.json"))):
         audit = json.loads(path.read_text(encoding="utf-8"))
         curve = audit.get("curve") or {}
         if "R@1" not in curve.get("lines", {}):
             continue
-        name = path.stem if path in strong else path.relative_to(results).parent.as_posix()
         spans = curve.get("intervals", {}).get("R@1") or ()
         recall = tuple(curve["lines"]["R@1"])
-        drawn = Curve(name.removesuffix("/strong"), tuple(curve["eps"]), recall, tuple((a, b) for a, b in spans))
-        yield set_of(audit["data"]["query"]["name"]), drawn
-
-
-def demo(results: Path) -> Iterator[Curve]:
-    """The two models of the demo with seed 0; its last ε, at which nothing is left, is not drawn."""
-    found = json.loads((results / "demo" / "seed-0.json").read_text(encoding="utf-8"))
-    for name in ("natural", "robust"):
-        recall = (found[name]["clean"], *found[name]["attacked"][:-1])
-        yield Curve(name, (0.0, *found["epsilons"][:-1]), recall)
+        drawn = Curve(label_of(path, results), tuple(curve["eps"]), recall, tuple((a, b) for a, b in spans))
+        yield "demo" if path.parent.name in DEMO else set_of(audit["data"]["query"]["name"]), drawn
 
 
 def pictures(results: Path) -> dict[str, tuple[str, list[Curve]]]:
@@ -54,9 +64,7 @@ def pictures(results: Path) -> dict[str, tuple[str, list[Curve]]]:
     sets: defaultdict[str, list[Curve]] = defaultdict(list)
     for data, each in curves(results):
         sets[data].append(each)
-    found = {f"curve-{data}.png": (f"{data}: R@1 under the strong attack", these) for data, these in sets.items()}
-    title = "Handwritten digits: R@1 when every query is attacked"
-    return found | {"curve-demo.png": (title, list(demo(results)))}
+    return {f"curve-{data}.png": (TITLES.get(data, data), these) for data, these in sets.items()}
 
 
 def main() -> None:

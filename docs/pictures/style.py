@@ -27,9 +27,10 @@ def begin(**fonts: Any) -> None:
     )
 
 
-def save(figure: Any, name: str, folder: Path = HERE) -> Path:
-    """Write NAME.png, the same bytes each time: no date and no version inside."""
+def save(figure: Any, name: str, folder: Path = HERE, about: str | None = None) -> Path:
+    """Write NAME.png, the same bytes each time: no date, no version. `about` tells its numbers, for a test."""
     path = folder / f"{name}.png"
-    figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.15, metadata={"Software": None})
+    told = {"Software": None, "Description": about}
+    figure.savefig(path, dpi=130, bbox_inches="tight", pad_inches=0.15, metadata=told)
     plt.close(figure)
     return path

@@ -111,7 +111,7 @@ class Console:
 
     On a terminal and in Jupyter it draws a bar with rate and time left. Elsewhere it prints plain lines, and so it does
     in Jupyter without ipywidgets. Everything goes to standard error, so that results can be piped; in a notebook it
-    goes below the cell.
+    goes below the cell. It takes no arguments.
 
     >>> with Console().task("reading", total=10) as advance:
     ...     advance(4, "four of ten")
@@ -120,7 +120,11 @@ class Console:
     EVERY = 10.0  # seconds between plain lines
 
     def say(self, text: str) -> None:
-        """Show one line."""
+        """Show one line.
+
+        Args:
+            text: the line; control characters in it are escaped.
+        """
         first, second = (sys.stdout, sys.stderr) if in_notebook() else (sys.stderr, sys.stdout)
         stream = first or second  # None if it is closed, e.g. by 2>&-
         if stream is not None:
@@ -128,7 +132,16 @@ class Console:
 
     @contextmanager
     def task(self, name: str, total: int, done: int = 0) -> Iterator[Advance]:
-        """A bar where one can be drawn, else lines; `done` is the amount at the start."""
+        """A bar where one can be drawn, else lines.
+
+        Args:
+            name: what is being done, such as "training".
+            total: how much there is to do.
+            done: how much was done before.
+
+        Returns:
+            A context that gives a function: call it with the amount done so far and a short note.
+        """
         notebook = in_notebook()
         drawn = _has_widgets() if notebook else sys.stderr is not None and sys.stderr.isatty()
         if drawn:

@@ -74,7 +74,11 @@ def ers_terms(values: Mapping[str, Number]) -> dict[str, Number]:
 def ers(values: Mapping[str, Number]) -> Number:
     """The empirical robustness score: the mean of the ten terms (Zhou & Patel 2022, section 4; `ers_terms`).
 
-    `values` are CA±, QA±, TMA, ES:D, ES:R, LTM, GTM and GTT of an audit, as its table has them.
+    Args:
+        values: CA+, CA-, QA+, QA-, TMA, ES:D, ES:R, LTM, GTM and GTT of an audit, in the units of its table.
+
+    Returns:
+        From 0, where every attack reaches its goal, to about 100; CA+ and QA+ above 50 can exceed it.
 
     >>> row = {"CA+": 12.7, "CA-": 46.4, "QA+": 11.6, "QA-": 39.9, "TMA": 0.567, "ES:D": 0.783}
     >>> round(ers(row | {"ES:R": 16.8, "LTM": 11.9, "GTM": 27.9, "GTT": 1.4}), 1)
@@ -121,9 +125,14 @@ def ars_terms(
 def ars(values: Mapping[str, float], clean: float, initial: Mapping[str, float] | None = None) -> ARS:
     """The adversarial resistance score: the mean of eight columns (Tian et al. 2024, eq. 15; `ars_terms`).
 
-    `clean` is R@1 in percent. `initial` holds measured mean ranks before the attack (CA±, QA±, percent), and
-    a column is then a ratio of means; without it the published constants are used. It may also hold ES:R, LTM and
-    GTM, by default `clean`, and GTT, by default 100. TMA and ES:D are accepted and not used.
+    Args:
+        values: CA+, CA-, QA+, QA-, ES:R, LTM, GTM and GTT in percent. TMA and ES:D are accepted and not used.
+        clean: R@1 without an attack, in percent.
+        initial: values before the attack, in percent: mean ranks for CA+, CA-, QA+ and QA-, and if you like ES:R, LTM
+            and GTM (default: `clean`) and GTT (default: 100). None takes the paper's constants for the ranks.
+
+    Returns:
+        The score as a number, with its eight `columns`, its `initial_values`, and `initial`, which names their source.
 
     >>> row = {"CA+": 15.5, "CA-": 37.7, "QA+": 16.6, "QA-": 30.9, "ES:R": 17.9, "LTM": 16.7, "GTM": 27.3, "GTT": 2.9}
     >>> score = ars(row, clean=34.9)

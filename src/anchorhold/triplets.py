@@ -85,17 +85,29 @@ def collapseness(
 
 @dataclass(frozen=True)
 class View:
-    """The input of a sampler: B anchors against the N samples of their group."""
+    """The input of a sampler: B anchors against the N samples of their group.
 
-    distances: Tensor  # (B, N), Euclidean between unit embeddings
-    same: Tensor  # (B, N), which samples share the anchor's label, the anchor itself included
-    partners: Tensor  # (B,), each anchor's partner
-    dimension: int  # of the embeddings
-    margin: float = 0.2  # semihard's window
-    lower: float | None = None  # distance-weighted: smaller distances are raised to this
-    upper: float | None = None  # distance-weighted: farther samples are not drawn
-    anchors: Tensor | None = None  # (B,), each anchor's own position; None where the anchors are not of the group
-    own_positive: bool = True  # softhard: whether an anchor may be its own positive
+    Attributes:
+        distances: (B, N) Euclidean, between unit embeddings.
+        same: (B, N) which samples share the anchor's label, the anchor itself included.
+        partners: (B,) each anchor's partner.
+        dimension: of the embeddings.
+        margin: semihard's window.
+        lower: of the distance-weighted sampler: smaller distances are raised to this.
+        upper: of the distance-weighted sampler: farther samples are not drawn.
+        anchors: (B,) each anchor's own position; None where the anchors are not of the group.
+        own_positive: of softhard: whether an anchor may be its own positive.
+    """
+
+    distances: Tensor
+    same: Tensor
+    partners: Tensor
+    dimension: int
+    margin: float = 0.2
+    lower: float | None = None
+    upper: float | None = None
+    anchors: Tensor | None = None
+    own_positive: bool = True
 
     @property
     def partner(self) -> Tensor:

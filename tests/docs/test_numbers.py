@@ -1,6 +1,7 @@
 """Numbers come from JSON: one that no file holds fails the build, and so does a link into nowhere."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ import pytest
 
 pytest.importorskip("sphinx")
 
-from tests.docs.pages import ROOT
+from anchorhold.reproduce.rows import rows
+from tests.docs.pages import PAGES, ROOT, called
 
 sys.path.insert(0, str(ROOT / "docs"))
 from _ext.changelog import led
 from _ext.links import broken
-from _ext.numbers import Unfilled, filled, value_at
+from _ext.numbers import PUBLISHED, Unfilled, filled, published, value_at
+from _ext.typed import ALLOWED, prose_of, typed
 
 sys.path.remove(str(ROOT / "docs"))
 
@@ -98,6 +101,83 @@ def test_a_place_with_dots_in_a_key() -> None:
     assert value_at(TREE, 'a."b.c"') == 1.25 and value_at(TREE, "a.list.1.x") == -7
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("hm/t6/cub/hm-lga-8:R@1", "38.0"),
+        ("hm/t5/cub/hm-lga-8:ES:D", "0.783"),  # by another table's name, with three decimals
+        ("catride/t2/cub/natural-r:CA-", "100"),
+        ("catride/t2/cub/ca-tride-16:ARS:CA+", "32.6"),
+        ("robust-init/a5/cub/hm-lga-8-init-0.5 : init", "0.5"),
+    ],
+)
+def test_a_published_number_is_written_as_printed(text: str, written: str) -> None:
+    assert published(text, ROOT) == (written, ROOT / PUBLISHED)
+
+
+def test_every_name_of_every_row_can_be_written() -> None:
+    for row in rows():
+        for name in row.names:
+            for column, value in row.published.items():
+                assert float(published(f"{name}:{column}", ROOT)[0]) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["hm/t6/cub/none:R@1", "hm/t6/cub/hm-lga-8", "hm/t6/cub/hm-lga-8:", ":R@1", "hm/t6/cub/hm-lga-8:r1"]
+    + [f"hm/t6/cub/hm-lga-8:{column}" for column in ("init", "method", "recipe", "note")],
+)
+def test_what_was_not_published_is_an_error(text: str) -> None:
+    with pytest.raises(Unfilled):
+        published(text, ROOT)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("R@1 is 36.9.", ["36.9"]),
+        ("R@1 is 36.9%, ERS 1,031.8 and −0.5", ["36.9", "1,031.8", "−0.5"]),
+        ("(36.9 / 31.8)", ["36.9", "31.8"]),
+        ("**36.9** and [31.8](a.md)", ["36.9", "31.8"]),
+        ("at ε = 0.03, 0.06 and 0.1 R@1 is 4.5", ["4.5"]),
+        ("`36.9` {num}`a.json:b.0.5|.1f` [a](b-1.5.md) $1.5$ https://a.org/1.5 <!-- 1.5 -->", []),
+        ("Python 3.12, torch 2.4, version 0.2.0, Apache-2.0, section 4.5", []),
+        ("ε 0.03; ε of 0.06; eps=0.1", []),
+        ("0.06 is about 15/255; by 0.1 (about 25/255); steps of 2.5 ε/5; 2.5 of 5", ["2.5"]),
+        ("8/255, 56 pairs, 5,924 queries, e-1.5x", []),
+        ("the `a`` b` 1.5", ["1.5"]),
+    ],
+)
+def test_typed_numbers_are_found(text: str, found: list[str]) -> None:
+    assert [number for _, number in typed(text)] == found
+
+
+def test_a_typed_number_has_the_line_of_its_page() -> None:
+    page = "# Title\n\n```text\nR@1 1.5\n```\n% setup: 2.5\n\n<!-- compare results -->\n| 3.5 |\n<!-- end -->\n"
+    page += "| a | 4.5 |\n"
+    assert list(typed(page)) == [(11, "4.5")]
+    assert list(typed(page, frozenset({"4.5"}))) == []
+
+
+TEXTS = {page.relative_to(ROOT / "docs").with_suffix("").as_posix(): page for page in PAGES if page.parent != ROOT}
+TEXTS |= {f"notebooks/{path.stem}": path for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_number_of_a_page_is_typed(name: str) -> None:
+    text = prose_of(TEXTS[name].name, TEXTS[name].read_text(encoding="utf-8"))
+    assert not [
+        f"{called(TEXTS[name])}:{line}: {number}" for line, number in typed(text, ALLOWED.get(name, frozenset()))
+    ]
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_every_allowed_number_stands_on_its_page(name: str) -> None:
+    page = TEXTS[name]
+    found = {number for _, number in typed(prose_of(page.name, page.read_text(encoding="utf-8")))}
+    assert not ALLOWED[name] - found
+
+
 def test_links_of_html(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "picture.png").write_bytes(b"")
@@ -126,7 +206,7 @@ def build(root: Path, page: str, *options: str) -> tuple[int, str]:
     docs.mkdir(exist_ok=True)
     (docs / "conf.py").write_text(
         f"import sys; sys.path.insert(0, {str(ROOT / 'docs')!r})\n"
-        "extensions = ['myst_parser', '_ext.numbers', '_ext.links']\n"
+        "extensions = ['myst_parser', '_ext.numbers', '_ext.links', '_ext.typed']\n"
         "repository_url = 'https://example.org/r'\n"
     )
     (docs / "index.md").write_text(f"# Page\n\n{page}\n")
@@ -148,5 +228,15 @@ def test_a_build_fails_for_a_number_or_a_file_that_is_not_there(root: Path) -> N
     assert code and "there is no file results/none.json" in said
     code, said = build(root, "{repo}`../../../../etc/hosts`")
     assert code and "there is no file" in said
+    code, said = build(root, "Its R@1 is 36.9.", "-W")
+    assert code and "index.md:3" in said and "36.9" in said
+    code, said = build(root, "{published}`hm/t6/cub/hm-lga-8:R@1`")
+    assert code and "there is no file" in said
+    (root / PUBLISHED).parent.mkdir(parents=True)
+    shutil.copy(ROOT / PUBLISHED, root / PUBLISHED)
+    code, said = build(root, "{published}`hm/t6/cub/hm-lga-8:R@1`", "-W")
+    assert code == 0 and ">38.0<" in (root / "out" / "index.html").read_text(), said
+    code, said = build(root, "{published}`hm/t6/cub/none:R@1`")
+    assert code and "index.md:3" in said and "hm/t6/cub/none" in said
     code, said = build(root, "[a](#gone)", "-W")
     assert code and "gone" in said

@@ -1,6 +1,8 @@
 """The site builds without a warning, with its notebooks run; every public name is in its reference."""
 
+import dataclasses
 import doctest
+import importlib
 import inspect
 import json
 import os
@@ -70,27 +72,81 @@ def test_every_public_name_is_on_a_page_of_the_reference() -> None:
     assert sorted(named) == sorted(NAMES)
 
 
+def test_the_first_page_of_the_reference_lists_every_public_name() -> None:
+    text = (DOCS / "api" / "index.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| \[[^]]+\]\((\w+\.md)\) \| (.*) \|$", text, re.M)
+    assert sorted(name for _, cell in table for name in re.findall(r"`(\w+)`", cell)) == sorted(NAMES)
+    for page, cell in table:  # each where it says
+        shown = (DOCS / "api" / page).read_text(encoding="utf-8")
+        assert all(f":: anchorhold.{name}\n" in shown for name in re.findall(r"`(\w+)`", cell)), page
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example(name: str) -> None:
     assert doctest.DocTestParser().get_examples(getattr(ah, name).__doc__)
 
 
-def arguments_told(doc: str) -> list[str]:
-    """The names under Args:, each with its text."""
-    section = re.search(r"^ *Args:\n(.*?)(?=\n *\n|\Z)", doc, re.M | re.S)
-    return re.findall(r"^ {8}\*{0,2}(\w+(?:, \w+)*): \S", section[1], re.M) if section else []
+def told(doc: str, head: str = "Args") -> list[str]:
+    """The names under Args: or Attributes:, each with its text."""
+    section = re.search(rf"^{head}:\n(.*?)(?=\n *\n|\Z)", inspect.cleandoc(doc), re.M | re.S)
+    return re.findall(r"^ {4}\*{0,2}(\w+(?:, \w+)*): \S", section[1], re.M) if section else []
+
+
+def parameters_of(value: Any) -> list[str]:
+    try:
+        signature = inspect.signature(value)
+    except ValueError:  # an exception
+        return []
+    return [name for name in signature.parameters if name not in ("self", "args", "kwargs")]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_are_told_one_by_one(name: str) -> None:
-    """Of everything public with more than three."""
-    value = getattr(ah, name)
-    try:
-        parameters = [each for each in inspect.signature(value).parameters if each not in ("args", "kwargs")]
-    except ValueError:  # an exception
-        return
-    if len(parameters) > 3:
-        assert arguments_told(value.__doc__) == parameters
+    """Of a function with more than one, and of a class."""
+    parameters = parameters_of(getattr(ah, name))
+    if len(parameters) > 1 or name == "ers":
+        assert told(getattr(ah, name).__doc__) == parameters
+
+
+@pytest.mark.parametrize(("owner", "methods"), [(ah.Console, ("say", "task")), (ah.Callback, ("on_epoch", "on_end"))])
+def test_arguments_of_messages_and_callbacks_are_told(owner: type, methods: tuple[str, ...]) -> None:
+    for method in methods:
+        value = getattr(owner, method)
+        assert told(value.__doc__) == [name for name in parameters_of(value) if name != "self"]
+
+
+def _shown() -> dict[str, Any]:
+    """Every class in the reference that is no public name itself: what functions return, and what code is given."""
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted((DOCS / "api").glob("*.md")))
+    found = {}
+    for module, name in re.findall(r"^\.\. autoclass:: (anchorhold\.[\w.]+)\.(\w+)$", text, re.M):
+        found[name] = getattr(importlib.import_module(module), name)
+    return found
+
+
+SHOWN = _shown()
+DESCRIBED = ("Audit", "Outcome", "ColumnValue", "Score", "ListAttack", "Single", "SmallestPerturbation", "Algorithm1")
+DESCRIBED += ("Forecast", "Swept", "Found", "Step", "Batch", "Scene", "View")
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_every_field_of_a_result_is_told(name: str) -> None:
+    assert told(SHOWN[name].__doc__, "Attributes") == [each.name for each in dataclasses.fields(SHOWN[name])]
+
+
+@pytest.mark.parametrize("name", ["Run", "Index"])
+def test_every_attribute_of_a_folder_is_told(name: str, tmp_path: Path) -> None:
+    if name == "Index":
+        (tmp_path / "index.json").write_text('{"schema": "anchorhold.index/1"}')
+    assert told(SHOWN[name].__doc__, "Attributes") == list(vars(SHOWN[name](tmp_path)))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_method_in_the_reference_has_words(name: str) -> None:
+    for each, value in vars(SHOWN[name]).items():
+        value = getattr(value, "__func__", value)
+        if not each.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)) and each != "log":
+            assert value.__doc__, each
 
 
 @pytest.mark.slow

@@ -113,6 +113,21 @@ def test_commands_that_are_not_run_have_options_that_exist(page: Path) -> None:
             compile(block.code, f"{called(page)}:{block.line}", "exec")
 
 
+@pytest.mark.parametrize("page", ALL, ids=ids)
+def test_trainings_of_a_page_can_run_one_after_the_other(page: Path) -> None:
+    """Each names the folder of its data set, and writes to a folder of its own: one that holds a run is refused."""
+    taken: set[str] = set()
+    for block in BLOCKS[page]:
+        for command, _ in commands_of(block) if block.language in ("bash", "console") else []:
+            if not command.startswith("anchorhold train ") or "--dry-run" in command:
+                continue
+            options = vars(parsed(words_of(command)[1:]))["params"]
+            assert options["data"] not in ("cub", "cars", "sop", "inshop") or options["root"], command
+            out = str(options["out"] or f"runs/{options['data']}-{options['recipe']}")
+            assert out not in taken, f"{called(page)}:{block.line}: {command}"
+            taken.add(out)
+
+
 # ---- running ------------------------------------------------------------------------------------------------
 
 
@@ -300,17 +315,52 @@ def test_a_printed_number_that_is_far_off_is_found() -> None:
 
 
 @pytest.mark.slow
-def test_the_quick_start_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At full size, one to two minutes: the numbers of the page, within three of its 40 queries."""
-    page = ROOT / "docs" / "audit" / "quick-start.md"
-    block = next(block for block in BLOCKS[page] if block.language == "console")
+def test_the_quick_start_and_the_comparison_print_what_the_pages_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At full size, two to three minutes: the numbers of the pages, within three of their 40 queries."""
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for command, printed in commands_of(block):
-        words = [sys.executable, "-m", *words_of(command)]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert not unlike(printed, done.stdout, 7.5), done.stdout
+    for name in ("audit/quick-start.md", "guides/comparing.md"):  # the second uses the model and audit of the first
+        block = next(block for block in BLOCKS[ROOT / "docs" / name] if block.language == "console")
+        for command, printed in commands_of(block):
+            words = [sys.executable, "-m", *words_of(command)]
+            done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-2000:]
+            assert not unlike(printed, done.stdout, 7.5), done.stdout
+
+
+def as_shown(line: str, said: str) -> bool:
+    """Whether the output has this line of a page; … stands for anything."""
+    parts = (re.escape(part) for part in line.rstrip().split("…"))
+    return re.search(f"^{'.*'.join(parts)} *$", said, re.M) is not None
+
+
+LISTED = [
+    (page, block.line, command, printed)
+    for page in ALL
+    for block in BLOCKS[page]
+    if block.language == "console" and not block.not_run
+    for command, printed in commands_of(block)
+    if re.match(r"anchorhold (?:recipes|settings)\b", command) and printed
+]
+
+
+@pytest.mark.parametrize(("page", "line", "command", "printed"), LISTED, ids=[f"{called(e[0])}:{e[1]}" for e in LISTED])
+def test_lists_are_shown_as_they_are_printed(
+    page: Path, line: int, command: str, printed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the last digit: rows with their published numbers, recipes, settings."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(SystemExit):
+        patch.setattr(sys, "argv", words_of(command))
+        main()
+    said = capsys.readouterr().out
+    assert not [each for each in printed if not as_shown(each, said)], said
+
+
+def test_a_line_that_is_not_printed_is_found() -> None:
+    assert as_shown("a … 38.0", "x\na b 38.0  \ny") and as_shown("…", "x") and as_shown("", "a\n\nb")
+    assert not as_shown("a … 38.1", "x\na b 38.0\ny") and not as_shown("b 38.0", "a b 38.0")
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,21 @@ Side = Literal["query", "gallery"]
 class Scene:
     """The clean embeddings that attacks use: unit vectors in fp32 or float64, all on one device.
 
-    `own` (Q,) is the gallery id of each query's own image, or -1 where the gallery does not hold it. Goals on
-    the query side perturb queries; those on the gallery side perturb gallery items (candidates).
+    Goals on the query side perturb queries; those on the gallery side perturb gallery items (candidates).
+
+    Attributes:
+        gallery: (G, D) the embeddings that are searched.
+        gallery_labels: (G,) their classes.
+        queries: (Q, D) the embeddings of the queries.
+        labels: (Q,) the classes of the queries.
+        own: (Q,) the gallery id of each query's own image, or -1 where the gallery does not hold it.
     """
 
-    gallery: Tensor  # (G, D)
-    gallery_labels: Tensor  # (G,)
-    queries: Tensor  # (Q, D)
-    labels: Tensor  # (Q,)
-    own: Tensor  # (Q,)
+    gallery: Tensor
+    gallery_labels: Tensor
+    queries: Tensor
+    labels: Tensor
+    own: Tensor
 
     def __post_init__(self) -> None:
         if not len(self.gallery):

@@ -23,7 +23,12 @@ _NAMES = {"benign": "Benign", "fgsm": "FGSM", "cw": "C&W", "pgd": "PGD"}
 
 @dataclass(frozen=True)
 class Algorithm1:
-    """R@1 and mAP@R in percent by model and method, and for PGD their standard deviation over the starts."""
+    """R@1 and mAP@R in percent by model and method, and for PGD their standard deviation over the starts.
+
+    Attributes:
+        eps: the ε of all attacks.
+        values: by model, then by method: R@1, mAP@R, and their `std`, None where there is one start.
+    """
 
     eps: float
     values: dict[str, dict[str, dict[str, float | None]]]

@@ -38,13 +38,22 @@ __all__ = ["ListAttack", "attack_list"]
 
 @dataclass(frozen=True, eq=False)
 class ListAttack:
-    """The result of an attack on returned lists; `print` it, or `save` it."""
+    """The result of an attack on returned lists; `print` it, or `save` it.
 
-    r1: tuple[float, ...]  # R@1 in percent after 1, 2, … queries for each image
-    spent: Tensor  # (N,) queries of each image, the clean one included
-    ids: Tensor  # (N,) positions of the attacked queries
-    images: Tensor  # (N, C, H, W) perturbed
-    right: Tensor  # (N,) whether the first id is right in the end
+    Attributes:
+        r1: R@1 in percent after 1, 2, … queries for each image.
+        spent: (N,) queries of each image, the clean one included.
+        ids: (N,) positions of the attacked queries.
+        images: (N, C, H, W) perturbed.
+        right: (N,) whether the first id is right in the end.
+        settings: goal, ε, length of the lists and so on.
+    """
+
+    r1: tuple[float, ...]
+    spent: Tensor
+    ids: Tensor
+    images: Tensor
+    right: Tensor
     settings: dict[str, Any]
 
     @property
@@ -112,7 +121,7 @@ def attack_list(
         seed: of all random draws.
         batch: images in one call.
         device: of a model: auto, cpu, cuda or cuda:N.
-        resize: the shorter side of a file before the crop, instead of the model's.
+        resize: resize files to this square before the crop, instead of the model's; encoders resize the shorter side.
         crop: the side of the square that the model sees, instead of the model's.
         report: receives progress messages.
 

@@ -43,14 +43,23 @@ _RIGHT_OR_WRONG = ("ES:R", "LTM", "GTM", "nearest", "margin")  # measures that a
 
 @dataclass(frozen=True, eq=False)
 class Single:
-    """The effect of an attack on one image on one list."""
+    """The effect of an attack on one image on one list.
 
-    about: str  # the attacked image, and the query whose list is shown
-    measures: dict[str, tuple[float, float]]  # before and after, as measured: fractions, a cosine, a distance
-    before: list[tuple[str, str, float]]  # class, name and distance of the nearest items
+    Attributes:
+        about: the attacked image, and the query whose list is shown.
+        measures: before and after, as measured: fractions, a cosine, a distance.
+        before: class, name and distance of the nearest items, before the attack.
+        after: the same after it.
+        image: the perturbed image, uint8 (H, W, C).
+        unknown: measures that need the class of the image, which is not known.
+    """
+
+    about: str
+    measures: dict[str, tuple[float, float]]
+    before: list[tuple[str, str, float]]
     after: list[tuple[str, str, float]]
-    image: Tensor  # the perturbed image, uint8 (H, W, C)
-    unknown: tuple[str, ...] = ()  # measures that need the class of the image, which is not known
+    image: Tensor
+    unknown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [self.about, *(f"{name}: {_change(name, *pair)}" for name, pair in self.measures.items())]
@@ -118,7 +127,7 @@ def attack(
         count: images in each list.
         batch: images at a time while the data are embedded.
         device: auto, cpu, cuda or cuda:N.
-        resize: shorter side of the images before the crop, instead of the model's.
+        resize: resize files to this square before the crop, instead of the model's; encoders resize the shorter side.
         crop: side of the centre crop, instead of the model's.
         report: receives progress and messages, such as `ah.Console()`; None is silent.
 

@@ -39,19 +39,39 @@ GROUP = 112  # published means are means over groups of 112 samples, averaged
 
 @dataclass(frozen=True)
 class ColumnValue:
-    """The value of one column, its 95 % interval, and its value before the attack."""
+    """The value of one column, its 95 % interval, and its value before the attack.
+
+    Attributes:
+        value: in percent; TMA is a cosine and ES:D a distance.
+        low: the lower end of the interval; None where there is none.
+        high: the upper end.
+        initial: the same measure without an attack.
+        std: over the random starts, where there are several; `value` is their mean.
+        seeds: the value from each start.
+    """
 
     value: float
     low: float | None
     high: float | None
     initial: float | None = None
-    std: float | None = None  # over the random starts, where there are several; `value` is their mean
-    seeds: tuple[float, ...] | None = None  # the value from each start
+    std: float | None = None
+    seeds: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Score:
-    """ERS or ARS, with its terms and the means of its two groups."""
+    """ERS or ARS, with its terms and the means of its two groups.
+
+    Attributes:
+        value: the score, 0 to 100.
+        low: the lower end of the 95 % interval.
+        high: the upper end.
+        terms: the ten terms of ERS, or the eight columns of ARS.
+        ranking: the mean of the terms of CA+, CA-, QA+ and QA-.
+        recall: the mean of the terms of ES:R, LTM, GTM and GTT.
+        initial: of ARS: the values before the attack.
+        left_out: of ARS per sample: how many samples of each column started at their goal.
+    """
 
     value: float
     low: float
@@ -59,17 +79,25 @@ class Score:
     terms: dict[str, float]
     ranking: float
     recall: float
-    initial: dict[str, float] | None = None  # ARS: the values before the attack
-    left_out: dict[str, int] | None = None  # ARS per sample: samples of each column that started at their goal
+    initial: dict[str, float] | None = None
+    left_out: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The results of one protocol."""
+    """The results of one protocol.
+
+    Attributes:
+        columns: the value of each column under attack, CA+ to GTT.
+        ers: the empirical robustness score; None where attacks are missing.
+        ars: the adversarial resistance score: "constants" with the paper's ranks before the attack, "measured" with
+            those of this model, and "per_sample" as a mean over samples; each None where it is not defined.
+        notes: what else you should know, as sentences.
+    """
 
     columns: dict[str, ColumnValue]
     ers: Score | None
-    ars: dict[str, Score | None]  # "constants" and "measured", ratios of means, and "per_sample", a mean of ratios
+    ars: dict[str, Score | None]
     notes: tuple[str, ...] = ()
 
 

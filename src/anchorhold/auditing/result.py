@@ -97,7 +97,30 @@ class Flag(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Audit:
-    """A model's robustness, with everything needed to judge and repeat it. `print` it, or `save` it."""
+    """A model's robustness, with everything needed to judge and repeat it. `print` it, or `save` it.
+
+    `audit.protocols["corrected"].columns["GTM"].value` is one number, `audit.clean["R@1"].value` another.
+
+    Attributes:
+        settings: attacks, ε, steps, seed and so on.
+        provenance: versions, device and commit.
+        model: kind, number of parameters, dimension, and the hash of the weights.
+        data: names, fingerprints and sizes of queries and gallery, and how many of each were attacked.
+        clean: R@1, R@2, mAP, mAP@R, mAP@10 and NMI without an attack, in percent.
+        protocols: the results under attack: "published", "corrected", and "strong" after a strong audit.
+        runs: the attack runs, with their results for each sample.
+        flags: reasons not to trust the numbers; each has a `name` and a `message`.
+        notes: what else you should know, as sentences.
+        seconds: the time it took.
+        image_steps: forward and backward passes of one image, over all runs.
+        clean_rows: the clean metrics of each query.
+        pictures: small images for the page.
+        curve: R@1 against ε under the strong attack: `eps`, `lines["R@1"]`, `intervals["R@1"]`; None if left out.
+        curve_rows: whether each attacked query is still right at each ε.
+        strong: of a strong audit: what each member of the ensemble leaves.
+        receipts: of a strong audit: the perturbed images, for `anchorhold verify`.
+        command: what you typed, by option; empty for an audit made in Python.
+    """
 
     settings: dict[str, Any]
     provenance: dict[str, Any]

@@ -114,7 +114,7 @@ def audit(
         compile: auto, on or off.
         out: output folder; give the same one to resume, or to add attacks.
         replace: whether another audit in `out` may be replaced.
-        resize: the shorter side of an image before the crop, instead of the model's.
+        resize: resize files to this square before the crop, instead of the model's; encoders resize the shorter side.
         crop: the side of the square that the model sees, instead of the model's.
         on_bad_image: fail or skip.
         classes: unseen or all, of data without a test split that the model was trained on.

@@ -35,17 +35,31 @@ _NEED_CLASS = ("ES", "LTM", "GTM", "nearest", "margin")
 
 @dataclass(frozen=True, eq=False)
 class SmallestPerturbation:
-    """The smallest ε at which an attack on one image succeeded."""
+    """The smallest ε at which an attack on one image succeeded.
+
+    Attributes:
+        about: the image and the goal, in words.
+        eps: the smallest ε; inf where the attack failed at every ε, 0 where the clean image meets the goal.
+        failed: the largest ε below it that was tried and failed.
+        highest: the upper end of the search.
+        norm: linf or l2.
+        size: ‖δ‖ of the image found.
+        checked: whether the image, embedded anew in full precision, meets the goal.
+        saved: whether it still does, rounded to the 8 bits of a file.
+        image: the perturbed image, uint8 (H, W, C).
+        image_steps: forward and backward passes.
+        queries: forward passes of attacks without gradients.
+    """
 
     about: str
-    eps: float  # inf where the attack failed at every ε; 0 where the clean image meets the goal
-    failed: float  # the largest ε below it that was tried and failed
-    highest: float  # upper end of the search
+    eps: float
+    failed: float
+    highest: float
     norm: str
-    size: float  # ‖δ‖ of the image found
-    checked: bool  # whether the image, embedded anew in full precision, meets the goal
-    saved: bool  # whether it still does, rounded to the 8 bits of a file
-    image: Tensor  # uint8 (H, W, C)
+    size: float
+    checked: bool
+    saved: bool
+    image: Tensor
     image_steps: int
     queries: int
 

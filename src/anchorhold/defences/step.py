@@ -36,33 +36,58 @@ def changed(before: Tensor, after: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Batch:
-    """Images in pair order: positions 2i and 2i+1 share a class. With batch.kind = images they are in any order."""
+    """Images in pair order: positions 2i and 2i+1 share a class. With batch.kind = images they are in any order.
 
-    images: Tensor  # (B, C, H, W) in [0,1], augmented
-    labels: Tensor  # (B,)
-    ids: Tensor  # (B,) which samples of the training split
+    Attributes:
+        images: (B, C, H, W) in [0, 1], augmented.
+        labels: (B,) the classes.
+        ids: (B,) which samples of the training split.
+    """
+
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
 
 
 @dataclass(kw_only=True)
 class Step:
-    """One batch, and the tools of a defence. Each `yield loss` of the defence is one optimiser step."""
+    """One batch, and the tools of a defence. Each `yield loss` of the defence is one optimiser step.
+
+    Attributes:
+        model: the model in training.
+        batch: images, labels and ids.
+        epoch: from 0.
+        epochs: of the whole training.
+        progress: finished share of the training, for schedules; 1 where it is not known.
+        key: of random draws, already specific to this step.
+        state: kept for the whole run, and saved in the checkpoint.
+        log: `step.log(name, value)` adds a column to metrics.jsonl.
+        precision: a context for forward passes in the run's precision.
+        mining_pairs: triplets are mined inside groups of N pairs; 0 is the whole batch.
+        paired: whether the batch is in pair order, as triplets need it.
+        companion: a second module: what a pretraining trains or queries, or a loss of yours.
+        fast: whether the frozen view is compiled.
+        canary: whether this step's inner attack is repeated in fp32, to compare.
+        graphed: the model's forward pass as a CUDA graph, which holds one result at a time.
+        ranks: the ranks that share this step.
+    """
 
     model: nn.Module
     batch: Batch
     epoch: int
     epochs: int
-    progress: float = 1.0  # finished share of the training, for schedules; 1 where it is not known
-    key: Key  # already specific to this step
-    state: dict[str, Tensor]  # kept for the whole run, saved in the checkpoint
+    progress: float = 1.0
+    key: Key
+    state: dict[str, Tensor]
     log: Log = lambda name, value, weight=1.0: None
     precision: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     mining_pairs: int = 0
-    paired: bool = True  # whether the batch is in pair order, as triplets need it
-    companion: nn.Module | None = None  # a second module: what a pretraining trains or queries, or a loss of yours
-    fast: bool = False  # whether the frozen view is compiled
-    canary: bool = False  # whether this step's inner attack is repeated in fp32, to compare
-    graphed: Graphed | None = None  # the model's forward pass as a CUDA graph, which holds one result at a time
-    ranks: Ranks = field(default_factory=Ranks)  # the ranks that share this step
+    paired: bool = True
+    companion: nn.Module | None = None
+    fast: bool = False
+    canary: bool = False
+    graphed: Graphed | None = None
+    ranks: Ranks = field(default_factory=Ranks)
 
     def trains_on(self, origins: Tensor) -> None:
         """Say which images of the batch the images come from that are embedded next, to train on them.

@@ -65,7 +65,7 @@ def embed(
         model: a model, a run folder, a file of weights, or what else `ah.load` takes.
         source: a folder, a CSV or a tar of images.
         out: the folder of the index; give the same one to resume.
-        resize: the shorter side of an image before the crop, instead of the model's.
+        resize: resize files to this square before the crop, instead of the model's; encoders resize the shorter side.
         crop: the side of the square that the model sees, instead of the model's.
         on_bad_image: fail or skip.
         batch: images embedded at a time.

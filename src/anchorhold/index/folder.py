@@ -96,7 +96,15 @@ def need(extra: str, *modules: str) -> list[Any]:
 
 
 class Index:
-    """A complete index; vectors are read from disk when needed."""
+    """A complete index; vectors are read from disk when needed. `len(index)` is the number of its images.
+
+    Args:
+        path: the folder, as `ah.embed` or `anchorhold embed` made it.
+
+    Attributes:
+        path: the folder.
+        about: the content of index.json: the model, its resize and crop, and the images that were skipped.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()

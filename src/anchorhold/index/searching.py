@@ -36,7 +36,13 @@ class Hit:
 
 @dataclass(frozen=True)
 class Found:
-    """The nearest images to a query, nearest first; str() gives a table."""
+    """The nearest images to a query, nearest first; str() gives a table.
+
+    Attributes:
+        image: the file of the query.
+        index: the folder of the index.
+        hits: the images found; each has `rank`, `distance`, `label` and `id`.
+    """
 
     image: str
     index: str

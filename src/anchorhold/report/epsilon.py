@@ -21,7 +21,7 @@ __all__ = ["Curve", "curves_by_norm", "draw_curves", "plot_epsilon", "told"]
 
 Span = tuple[float, float]
 
-_LABELS = {"linf": "ε, the most that a pixel may change (of 1)", "l2": "ε, the length of the whole change (L2)"}
+_LABELS = {"linf": "ε: largest change of a pixel (pixels go from 0 to 1)", "l2": "ε: length of the whole change (L2)"}
 
 
 @dataclass(frozen=True)

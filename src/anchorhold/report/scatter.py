@@ -31,6 +31,7 @@ __all__ = ["SCATTERS", "drawn", "plot_cost", "plot_rows"]
 Point = tuple[float, float]
 
 _PROTOCOLS = ("published", "corrected", "strong")
+_TITLES = {"cub": "Birds (CUB-200-2011)", "cars": "Cars (Cars-196)", "sop": "Stanford Online Products"}
 _GREY, _DARK = "#b5b5b5", "#444444"
 _LETTER = 7.5  # points
 _MARK = 6.0
@@ -64,7 +65,7 @@ def plot_rows(entries: Sequence[Entry], out: str | Path) -> Path:
             ends = (run.r1, run.row.published["R@1"]), (run.ers["published"], run.row.published["ERS"])
             axis.plot(*ends, color=_DARK, linestyle=":", linewidth=0.9, zorder=2)
         _draw_run(axis, run, run.r1)
-    axis.set(xlabel="R@1 (%)", ylabel="ERS", title=plain_text(data))
+    axis.set(xlabel="R@1 (%)", ylabel="ERS", title=plain_text(_TITLES.get(data, data)))
     axis.set_ylim(bottom=max(axis.get_ylim()[0], 0.0))
     points = {run: run.r1 for run in shown}
     last = lambda: _label(axis, points, grey)  # noqa: E731
@@ -96,7 +97,7 @@ def plot_cost(entries: Sequence[Entry], out: str | Path) -> Path:
     unknown = ", ".join(plain_text(run.name, 28) for run in shown if run.image_steps is None)
     right.set(xlabel="image-steps of training (millions)" + (f"\nunknown for {unknown}" if unknown else ""))
     right.margins(x=0.1)
-    figure.suptitle(plain_text(data))
+    figure.suptitle(plain_text(_TITLES.get(data, data)))
 
     def last() -> None:
         for axis, points in panels:

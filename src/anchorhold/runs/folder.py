@@ -39,12 +39,24 @@ _ROWS = 8
 
 
 class Run:
-    """A run folder, for reading and writing."""
+    """A run folder, for reading and writing: what `ah.fit` and `ah.resume` return.
+
+    `run.read_json()["final"]` has the last numbers, `run.metrics()` one row for each epoch.
+
+    Args:
+        path: the folder.
+        writes: False makes every writing method do nothing.
+
+    Attributes:
+        path: the folder.
+        writes: whether this process writes; of several ranks only the first does.
+        broken: why `load` had to skip a checkpoint; empty if it did not.
+    """
 
     def __init__(self, path: str | Path, writes: bool = True) -> None:
         self.path = Path(path)
-        self.writes = writes  # only the first of several ranks writes
-        self.broken = ""  # why `load` had to skip a checkpoint
+        self.writes = writes
+        self.broken = ""
 
     @classmethod
     def create(cls, path: str | Path, info: Mapping[str, Any], *, replace: bool = False) -> "Run":
@@ -72,6 +84,7 @@ class Run:
     # run.json
 
     def write_json(self, info: Mapping[str, Any]) -> None:
+        """Replace run.json. NaN and infinity become null."""
         if not self.writes:
             return
         with atomic(self.path / "run.json") as temporary:
@@ -82,6 +95,7 @@ class Run:
             )
 
     def read_json(self) -> dict[str, Any]:
+        """The content of run.json: settings, seed, versions, commit, data, status, final numbers."""
         try:
             info: dict[str, Any] = parsed(regular(self.path / "run.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -104,12 +118,14 @@ class Run:
         return field(info, place, kind, self.path / "run.json", "restore the run from a copy, or train again")
 
     def update_json(self, **fields: Any) -> None:
+        """Set these fields of run.json and keep the others."""
         if self.writes:
             self.write_json({**self.read_json(), **fields})
 
     # metrics.jsonl
 
     def append(self, row: Mapping[str, Any]) -> None:
+        """Add a line to metrics.jsonl. NaN and infinity become null."""
         if not self.writes:
             return
         appended(self.path / "metrics.jsonl", json.dumps(without_nan(row), allow_nan=False) + "\n")

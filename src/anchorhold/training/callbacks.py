@@ -44,10 +44,18 @@ class Callback(Protocol):
     """
 
     def on_epoch(self, row: Mapping[str, Any], /) -> None:
-        """Called after each epoch with its row of metrics.jsonl: step, epoch, loss, and r1 … where it was evaluated."""
+        """Called after each epoch.
+
+        Args:
+            row: its row of metrics.jsonl: step, epoch, loss, and r1 … where the epoch was evaluated.
+        """
 
     def on_end(self, run: Run, /) -> None:
-        """Called once when training ends: done, stopped or interrupted."""
+        """Called once when training ends: done, stopped or interrupted.
+
+        Args:
+            run: the run folder; `run.read_json()["status"]` says how it ended.
+        """
 
 
 def _tensorboard() -> Callback:

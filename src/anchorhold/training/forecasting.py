@@ -31,25 +31,47 @@ class Forecast:
     """What a training will take on this machine; str() gives it as text.
 
     Attacks count with all their steps. A run is shorter where triplets meet their goal early and are dropped.
+
+    Attributes:
+        name: of the data set.
+        images: number of training images.
+        classes: number of training classes.
+        test_images: number of test images.
+        batch_images: number of images in a batch.
+        steps_per_epoch: batches in an epoch.
+        epochs: of the whole run.
+        optimiser_steps: of the whole run.
+        image_steps: gradient steps of the inner attacks on one batch, at most.
+        seconds_per_step: of training, attack included.
+        evaluation_seconds: of all evaluations, which are part of `seconds`.
+        seconds: of the whole run, after the images are read.
+        step_bytes: memory of a step; None if it is not known.
+        image_bytes: memory of the decoded images; 0 if they are read from disk again and again.
+        device: the machine, in words.
+        timed_images: images in the batches that were timed.
+        fits: whether a batch fits into the GPU's memory.
+        notes: what else you should know, as sentences.
+        suggestions: what you could change if it takes too long or too much memory.
+        settings: all settings of the training.
     """
 
-    name: str  # of the data set
+    name: str
     images: int
     classes: int
     test_images: int
     batch_images: int
     steps_per_epoch: int
     epochs: int
-    optimiser_steps: int  # of the whole run
-    image_steps: int  # of the inner attacks on one batch, at most
+    optimiser_steps: int
+    image_steps: int
     seconds_per_step: float
-    evaluation_seconds: float  # of all evaluations, which are part of `seconds`
-    seconds: float  # of the whole run, after the images are read
-    step_bytes: int | None  # memory of a step; None if it is not known
-    image_bytes: int  # memory of the decoded images; 0 if they are read from disk again and again
+    evaluation_seconds: float
+    seconds: float
+    step_bytes: int | None
+    image_bytes: int
     device: str
-    timed_images: int  # in the batches that were timed
-    fits: bool  # whether a batch fits into the GPU's memory
+    timed_images: int
+    fits: bool
     notes: tuple[str, ...]
     suggestions: tuple[str, ...]
     settings: dict[str, Any]

@@ -68,9 +68,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Swept:
-    """What a sweep found, and where it was written."""
+    """What a sweep found, and where it was written.
 
-    tables: tuple[Table, ...]  # a line for each run; with two varied settings also a matrix
+    Attributes:
+        tables: one with a line for each run; with two varied settings also a matrix.
+        files: what was written.
+        problems: runs that failed, as sentences.
+    """
+
+    tables: tuple[Table, ...]
     files: tuple[Path, ...]
     problems: tuple[str, ...] = ()
 
