@@ -1,5 +1,6 @@
 """A long audit on a CPU is said before its first attack, and changes no number."""
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -10,6 +11,8 @@ import torch
 
 import anchorhold as ah
 from anchorhold.auditing import expected
+from anchorhold.auditing.members import BLACK, WARM
+from anchorhold.perturb.settings import Budget
 from tests.training.test_suited import Lines
 
 GIVEN: dict[str, Any] = {"device": "cpu", "limit": 20, "steps": 3, "attacks": ["CA+", "ES"], "resamples": 20}
@@ -102,3 +105,52 @@ def test_an_audit_takes_no_more_than_was_counted(
     if not more:
         assert counted == [6 * 3]
     assert 0 < found.image_steps <= counted[0]
+
+
+@pytest.mark.medium
+def test_queries_of_a_function_are_counted_and_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    base = torch.rand(4, 3, 4, 4)
+    images, labels = torch.cat([base, base + 0.001]).clamp(0, 1), torch.arange(8) % 4
+    inner, seen = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6)), [0]
+
+    def service(x: torch.Tensor) -> torch.Tensor:
+        seen[0] += len(x)
+        return inner(x)
+
+    for name in ("ensemble", "strong", "expected"):
+        monkeypatch.setattr(f"anchorhold.auditing.{name}.SQUARE_QUERIES", 40, raising=False)
+    members = [dataclasses.replace(each, budget=lambda eps: Budget(40)) for each in (*BLACK, WARM)]
+    monkeypatch.setattr("anchorhold.auditing.run.BLACK", tuple(members[:2]))
+    monkeypatch.setattr("anchorhold.auditing.strong.BLACK", tuple(members[:2]))
+    heard, tiny = Lines(), {"eps": 1e-6, "epsilons": [1e-6, 2e-6, 3e-6, 4e-6], "attacks": ["margin"]}
+    found = ah.audit(
+        ah.wrap(service, gradients=False),
+        (images, labels),
+        protocols="corrected",
+        **tiny,
+        steps=40,
+        limit=2,
+        resamples=9,
+        examine=None,
+        device="cpu",
+        report=heard,
+    )
+    line = next(each for each in heard.said if "strong attack: up to" in each)
+    most = 2 * 43 + int(line.split("up to ")[1].split()[0].replace(",", ""))
+    assert "image-steps" not in line
+    gallery = 2 * len(images) + 8  # embedded once; the check for several outputs and a timed call may see some again
+    assert found.image_steps <= most and seen[0] - gallery <= found.image_steps <= seen[0]
+    assert found.image_steps > 0.95 * most  # nothing fell, so nearly all were needed
+
+
+@pytest.mark.medium
+def test_a_slow_service_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.rand(8, 3, 4, 4), torch.arange(8) % 4
+    heard, inner = Lines(), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 6))
+    monkeypatch.setattr(expected, "_seconds", lambda subject, given: 1.0)
+    few: dict[str, Any] = {"limit": 2, "steps": 400, "attacks": ["ES"], "examine": None, "device": "cpu"}
+    ah.audit(ah.wrap(inner, gradients=False), (images, labels), report=heard, resamples=9, **few)
+    (said_first,) = [each for each in said(heard) if "queries take up to about" in each]
+    assert said_first.startswith(f"{2 * 2 * 400:,} queries")

@@ -20,8 +20,9 @@ from ..perturb.methods import Method
 from ..perturb.problem import Objective, Problem
 from ..perturb.settings import Budget
 from ..random import Key
-from .members import WARM, Member, most_steps
+from .members import BLACK, SQUARE_QUERIES, WARM, Member, most_steps
 from .plan import AttackRun, AuditSettings
+from .realisable import FILE_FORMS
 
 __all__ = [
     "FALLS",
@@ -29,6 +30,7 @@ __all__ = [
     "Surrogate",
     "Task",
     "for_queries",
+    "queries_at_most",
     "steps_at_most",
     "strengthened",
     "tasks",
@@ -111,6 +113,18 @@ def steps_at_most(task: Task, levels: int, standard: int, transferred: bool = Fa
     second = WARM.image_steps(task.goal) if transferred else 0  # as long as the climb on the second model
     each = standard * len(task.first) + most_steps(task.goal) + second
     return levels * each + (levels - 1) * WARM.image_steps(task.goal)
+
+
+def queries_at_most(task: Task, levels: int, standard: int) -> int:
+    """Images that the model sees of a sample that withstands everything, where no gradients may be taken.
+
+    At each ε there are the standard runs of `standard` queries and all black-box members, at all but the first a climb
+    from the result of another ε. Each attack also embeds its start, and its result twice: as its own, and to compare it
+    with the worst so far. At the end there are two forms of files and a receipt.
+    """
+    extra = 3
+    each = len(task.first) * (standard + extra) + len(BLACK) * (SQUARE_QUERIES + extra)
+    return levels * each + (levels - 1) * (SQUARE_QUERIES + extra) + len(FILE_FORMS) + 1
 
 
 class Contest:

@@ -8,7 +8,10 @@ import torch
 
 from ..console import Silent, duration
 from ..interface import worded
-from .ensemble import steps_at_most, strengthened
+from ..model.frozen import embed_all
+from ..model.no_gradients import gives_gradients
+from ..perturb.settings import VALUES_ONLY
+from .ensemble import queries_at_most, steps_at_most, strengthened
 from .members import SQUARE_QUERIES
 from .plan import AttackRun
 from .subject import Subject
@@ -27,7 +30,7 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
         return
     images = next(subject.material.query.plain(subject.attacked["query"][:_IMAGES], _IMAGES))
     work = _image_steps(subject, runs)
-    if work * images.shape[-1] * images.shape[-2] < _PIXELS:
+    if gives_gradients(subject.model) and work * images.shape[-1] * images.shape[-2] < _PIXELS:
         return
     try:
         seconds = work * _seconds(subject, images) / subject.shards.ranks.size
@@ -36,13 +39,14 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
     if seconds > LONG:
         count, settings = len(subject.attacked["query"]), subject.settings
         ways = [f"fewer images (limit, now {count:,})"] if count > FEW else []
-        ways += [f"fewer steps (now {settings.budget.steps})"] if settings.method == "pgd" else []
+        ways += [f"fewer steps (now {settings.budget.steps})"] if settings.method in ("pgd", *VALUES_ONLY) else []
         attacks = len({run.attack for run in runs})
         ways += [f"fewer attacks (now {attacks})"] if attacks > 1 else []
         ways += ["strength standard"] if settings.strength == "strong" else []
         ways += [_shorter_curve(len(settings.epsilons))] if settings.epsilons else []
+        what = "queries" if settings.method in VALUES_ONLY else "image-steps"
         lines = (
-            f"{work:,} image-steps take up to about {duration(seconds)} on this CPU",
+            f"{work:,} {what} take up to about {duration(seconds)} on this CPU",
             f"to make it shorter: {', '.join([*ways, 'smaller images'])}, or a GPU",
         )
         if isinstance(subject.report, Silent) and subject.shards.ranks.first:  # hours without a word would surprise
@@ -70,13 +74,20 @@ def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
     for task, levels in strengthened(settings, runs):
         # A query of Square is a forward pass, about a third of a step.
         steps = steps_at_most(task, levels, settings.budget.steps) + levels * SQUARE_QUERIES // 3
+        if settings.method in VALUES_ONLY:
+            steps = queries_at_most(task, levels, settings.budget.steps)
         work += steps * len(subject.attacked[task.goal.side])
     return work
 
 
 def _seconds(subject: Subject, images: torch.Tensor) -> float:
-    """Seconds of one gradient step of one image."""
+    """Seconds of one gradient step of one image, or of one query where no gradients are taken."""
     images = images.to(subject.scene.gallery.dtype)
+    if subject.settings.method in VALUES_ONLY:
+        begun = time.monotonic()
+        with torch.random.fork_rng([]), subject.precision():
+            embed_all(subject.embed, [images])
+        return (time.monotonic() - begun) / len(images)
     for _ in range(2):  # the first is slower, and no measure
         begun = time.monotonic()
         x = images.clone().requires_grad_()

@@ -15,11 +15,12 @@ from ..attacks.goal import Goal
 from ..attacks.menu import ATTACKS
 from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units
 from ..geometry import euclidean
-from ..model.frozen import embed_all
+from ..model.frozen import Embed, embed_all
 from ..perturb.ball import Ball
+from ..perturb.settings import VALUES_ONLY
 from ..scores import ers
 from .curves import curve_of
-from .ensemble import FALLS, Contest, Surrogate, Task, steps_at_most
+from .ensemble import FALLS, Contest, Surrogate, Task, queries_at_most, steps_at_most
 from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
@@ -49,6 +50,17 @@ class Strong:
     about: dict[str, Any]
     doubts: dict[str, float]
     receipts: dict[str, dict[str, Tensor]]
+
+
+class Counted:
+    """A model that counts the images it embeds: without gradients each is a query, which may cost."""
+
+    def __init__(self, embed: Embed) -> None:
+        self.embed, self.images = embed, 0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.images += len(images)
+        return self.embed(images)
 
 
 @dataclass(frozen=True)
@@ -86,13 +98,18 @@ def strengthen(
     runs, whole, receipts = [], {}, {}
     levels = {task.name: len(ensemble.against(task, eps).ladder) for task in chosen}
     black = [m.name for m in members if m.kind == "black"]
+    blind = subject.settings.method in VALUES_ONLY
     white, usual = subject.settings.method == "pgd", subject.settings.budget.steps
     steps = queries = 0
     for task in chosen:
         count = len(attacked[task.goal.side])
-        queries += SQUARE_QUERIES * len(black) * levels[task.name] * count
-        steps += white * count * steps_at_most(task, levels[task.name], usual, surrogate is not None)
-    subject.report.say(f"strong: up to {steps:,} image-steps and {queries:,} queries of {' and '.join(black)}")
+        if blind:
+            queries += count * queries_at_most(task, levels[task.name], usual)
+        else:
+            queries += count * SQUARE_QUERIES * len(black) * levels[task.name]
+            steps += white * count * steps_at_most(task, levels[task.name], usual, surrogate is not None)
+    taken = f"{steps:,} image-steps and " if steps else ""
+    subject.report.say(f"strong attack: up to {taken}{queries:,} queries of {' and '.join(black)}")
     for task in chosen:
         label = f"{task.name}.strong"
         known = _contested(subject, ensemble.against(task, eps), task, label)
@@ -117,7 +134,7 @@ def strengthen(
             "members": [m.name for m in members],
             "surrogate": None if surrogate is None else surrogate.weights,
             "square_queries": SQUARE_QUERIES,
-            "image_steps": sum(run.image_steps for run in runs),
+            "image_steps": 0 if blind else sum(run.image_steps for run in runs),
             "queries": int(sum(rows["queries"].sum() for rows in whole.values())),
             "after": {task.name: _after(task, whole[task.name], members) for task in chosen},
             "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS},
@@ -130,6 +147,7 @@ def strengthen(
 def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> Shard:
     """All rows of one goal; batches without a shard are computed, each by one rank."""
     ids, shards, scene = subject.attacked[task.goal.side], subject.shards, subject.scene
+    blind = subject.settings.method in VALUES_ONLY
     made = f"{ensemble.said} {task.goal.run} {[goal.run for goal in task.first]}"
     known = shards.whole(label, made)
     if known is not None:
@@ -144,11 +162,14 @@ def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> 
             with subject.precision():
                 subject.redraw(label, int(part[0]))
                 pixels = images.to(scene.gallery.dtype)
-                contest = Contest(task, subject.embed, pixels, scene, part, subject.key, subject.draws > 1)
+                embed = Counted(subject.embed)
+                contest = Contest(task, embed, pixels, scene, part, subject.key, subject.draws > 1)
                 rows = _climb_ladder(contest, ensemble, subject.settings, shown)
+                if blind:
+                    rows["queries"] = torch.tensor([embed.images])
             done += len(part) * shards.ranks.size
             advance(min(done, len(ids)), "")
-            return rows, contest.steps
+            return rows, embed.images if blind else contest.steps
 
         parts = shards.each(label, batches, made, kept, subject.material.side(task.goal.side), climbed)
     joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
