@@ -9,9 +9,11 @@ __all__ = [
     "PRINTED_INITIAL",
     "RANKING",
     "RECALL",
+    "goal_of",
     "in_units",
     "pixel_fraction",
     "radius",
+    "rises",
 ]
 
 RANKING = ("CA+", "CA-", "QA+", "QA-")
@@ -22,6 +24,29 @@ PRINTED_INITIAL = {"CA+": 50.0, "CA-": 1.0, "QA+": 50.0, "QA-": 1.0}
 """The ranks before an attack, in percent, behind the baseline rows of Tian et al. 2024; it does not state them."""
 
 NOT_PERCENT = ("TMA", "ES:D")
+
+_GOALS: dict[str, float | None] = {"CA-": 100.0, "QA-": 100.0, "SPQA-": 100.0, "TMA": 1.0, "ES:D": 2.0}
+_GOALS |= {"SPQA+:kept": None, "SPQA-:kept": None}  # the attacker wants no change of these
+
+
+def goal_of(name: str) -> float | None:
+    """The value of a measure that the attacker wants, in the units of the tables; None where it is to stay as it was.
+
+    Every measure has it from here, 0 unless it is named.
+
+    >>> goal_of("CA+"), goal_of("CA-"), goal_of("TMA"), goal_of("SPQA-:kept")
+    (0.0, 100.0, 1.0, None)
+    """
+    return _GOALS.get(name, 0.0)
+
+
+def rises(name: str) -> bool:
+    """Whether the attacker raises a measure.
+
+    >>> rises("ES:D"), rises("ES:R")
+    (True, False)
+    """
+    return bool(goal_of(name))
 
 
 def in_units(name: str) -> float:

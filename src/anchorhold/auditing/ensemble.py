@@ -12,6 +12,7 @@ from ..attacks.class_losses import DIVERSE_STEPS, diverse_starts, has_class_loss
 from ..attacks.goal import Goal, Scene
 from ..attacks.menu import goal_named
 from ..attacks.run import Attack, Attacked
+from ..columns import goal_of, rises
 from ..device import precise
 from ..model.frozen import Embed, embed_all
 from ..perturb.ascend import ascend
@@ -24,7 +25,6 @@ from .members import WARM, Member, most_steps
 from .plan import AttackRun, AuditSettings
 
 __all__ = [
-    "FALLS",
     "Contest",
     "Surrogate",
     "Task",
@@ -35,7 +35,6 @@ __all__ = [
 ]
 
 RECALL = ("ES", "LTM", "GTM", "nearest", "margin")  # attacks whose goal is a wrong nearest neighbour
-FALLS = ("CA-", "QA-", "TMA", "ES:D")  # measures that the attacker raises
 _NEAR = 1e-9
 
 
@@ -55,13 +54,13 @@ class Task:
 
     def hurt(self, now: Tensor, before: Tensor) -> Tensor:
         """Where the attack improved on `before`."""
-        return now > before if self.main in FALLS else now < before
+        return now > before if rises(self.main) else now < before
 
     def lost(self, now: Tensor, gallery: int) -> Tensor:
         """Where the attack is complete: a wrong answer, rank 0, or the last rank N−1."""
-        if self.main in ("CA-", "QA-"):
+        if goal_of(self.main) == 100:
             return now >= 1 - 1.5 / gallery
-        return torch.zeros_like(now, dtype=torch.bool) if self.main in FALLS else now <= _NEAR
+        return torch.zeros_like(now, dtype=torch.bool) if rises(self.main) else now <= _NEAR
 
 
 @dataclass(frozen=True)

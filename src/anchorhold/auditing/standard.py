@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..attacks.goal import Goal, Scene, aimed
 from ..attacks.run import Attack, Attacked
+from ..columns import rises
 from ..device import precise
 from ..errors import check
 from ..geometry import Retrieved, euclidean, retrieve
@@ -20,7 +21,6 @@ from .subject import Subject
 __all__ = ["NEIGHBOURS", "attack_all", "shown_lists", "to_bytes"]
 
 NEIGHBOURS = 10  # shown before and after in the examples
-_LOW_IS_GOOD = ("CA-", "QA-", "SPQA-", "TMA")
 
 
 def attack_all(run: AttackRun, subject: Subject) -> RunRows:
@@ -98,7 +98,7 @@ def _by_resistance(run: AttackRun, rows: Mapping[str, Tensor]) -> Tensor:
     goal = run.goals[-1]
     name = goal.kept or goal.name
     held = rows[f"after/{goal.protocol}/{name}"]
-    held = -held if name in _LOW_IS_GOOD else held
+    held = -held if rises(name) else held
     order = rows["shift"].argsort(descending=True, stable=True)
     return order[held[order].argsort(stable=True)]
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ..attacks.goal import Goal
 from ..attacks.menu import ATTACKS
-from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units
+from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units, rises
 from ..geometry import euclidean
 from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import curve_of
-from .ensemble import FALLS, Contest, Surrogate, Task, steps_at_most
+from .ensemble import Contest, Surrogate, Task, steps_at_most
 from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
@@ -241,7 +241,7 @@ def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows])
         for run in standard:  # repeated runs are equal; if a device computes differently, the worse one counts
             known = run.measures.get("corrected", {}).get(column)
             if known is not None:
-                worst = torch.maximum(worst, known) if column in FALLS else torch.minimum(worst, known)
+                worst = torch.maximum(worst, known) if rises(column) else torch.minimum(worst, known)
         held[column] = worst
     before = {column: rows[f"before/{measure}"] for column, measure in task.columns.items()}
     return RunRows(
