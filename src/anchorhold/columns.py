@@ -11,6 +11,7 @@ __all__ = [
     "RECALL",
     "goal_of",
     "in_units",
+    "length",
     "pixel_fraction",
     "radius",
     "rises",
@@ -64,10 +65,19 @@ def pixel_fraction(pixels: float) -> str:
     return f"{steps}/255" if steps.denominator == 1 and abs(float(steps) - pixels * 255) < 1e-9 else f"{pixels:g}"
 
 
+def length(size: float, norm: str = "linf") -> str:
+    """ε or a step: in 255ths of a pixel for Linf, as a decimal for L2.
+
+    >>> length(51 / 255), length(51 / 255, "l2")
+    ('51/255', '0.2')
+    """
+    return pixel_fraction(size) if norm == "linf" else f"{size:g}"
+
+
 def radius(eps: float, norm: str = "linf") -> str:
     """ε in words: a pixel's for Linf, the whole image's for L2.
 
     >>> radius(8 / 255), radius(0.5, "l2")
     ('ε 8/255', 'L2 ε 0.5')
     """
-    return f"ε {pixel_fraction(eps)}" if norm == "linf" else f"L2 ε {eps:g}"
+    return ("ε " if norm == "linf" else "L2 ε ") + length(eps, norm)

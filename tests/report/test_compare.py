@@ -137,14 +137,17 @@ def test_a_table_says_at_which_eps_and_over_how_many_queries_r1_strong_is(tmp_pa
 
 
 def test_an_eps_of_l2_says_so(tmp_path: Path) -> None:
-    path = a_curve(an_audit(tmp_path / "a", eps=1.0), eps=1.0)
+    path = a_curve(an_audit(tmp_path / "a", eps=0.2), eps=0.2)
     audit = json.loads((path / "audit.json").read_text())
     audit["settings"]["norm"] = "l2"
     (path / "audit.json").write_text(json.dumps(audit))
-    assert "R@1 strong at L2 1 " in render(runs_table(collect([tmp_path]).entries))
-    a_curve(an_audit(tmp_path / "b", eps=1.0), eps=1.0)
+    assert "R@1 strong at L2 0.2 " in render(runs_table(collect([tmp_path]).entries))
+    a_curve(an_audit(tmp_path / "b", eps=0.2), eps=0.2)
     table = runs_table(collect([tmp_path]).entries)
-    assert "norm strong" in render(table) and "at L2 1 over" in render(table.only(["r1_strong"]))
+    assert "norm strong" in render(table)
+    told = render(table.only(["r1_strong"]))
+    assert "at L2 0.2 over" in told and "at 51/255 over" in told
+    assert [line.split()[-1] for line in render(table.only(["eps"])).splitlines()[2:4]] == ["0.2", "51/255"]
 
 
 def test_notes_name_only_what_is_shown(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from anchorhold.report.audit_page import MEASURES, bars_of, command_of, verdict_
 from anchorhold.report.charts import Axis, Mark, Point, Series, chart, ticks
 from anchorhold.report.collect import collect, flat_since, read_audit, read_run
 from anchorhold.report.compare_page import write_compare_page
-from anchorhold.report.curve import recall_left
+from anchorhold.report.curve import recall_left, table_of_curve
+from anchorhold.report.curve_chart import drawn_curve
 from anchorhold.report.gallery import MOST, gallery_of
 from anchorhold.report.marks import overlap
 from anchorhold.report.pictures import SHOWN, Pictures, load_pictures
@@ -100,6 +101,28 @@ def test_every_attack_has_its_goal_on_the_page() -> None:
     measures |= {name: (name, f"{name}:kept") for name in ("SPQA+", "SPQA-")}
     assert {name for attack in ATTACKS for name in measures.get(attack, (attack,))} == set(MEASURES)
     assert {name for name, each in MEASURES.items() if each.goal == each.top} == {n for n in MEASURES if rises(n)}
+
+
+def test_an_eps_of_l2_is_no_fraction_of_a_pixel(tmp_path: Path) -> None:
+    """0.2, 0.4 and 1 are whole numbers of 255ths, but L2 measures the whole image."""
+    curve = {"eps": [0.0, 0.2, 0.4, 1.0], "lines": {"R@1": [50.0, 40.0, 30.0, 20.0]}, "protocol": "strong"}
+    settings = {"eps": 1.0, "alpha": 0.2, "steps": 8, "norm": "l2", "epsilons": [0.2, 0.4, 1.0]}
+    for norm, shown in (("l2", ("0.2", "0.4", "1")), ("linf", ("51/255", "102/255", "255/255"))):
+        path = an_audit(tmp_path / norm, eps=1.0)
+        audit = json.loads((path / "audit.json").read_text())
+        audit |= {"settings": {**audit["settings"], **settings, "norm": norm}, "curve": curve}
+        (path / "audit.json").write_text(json.dumps(audit))
+        words = command_of(audit).split()
+        assert words[words.index("--eps") + 1] == shown[2] and words[words.index("--alpha") + 1] == shown[0]
+        assert words[words.index("--curve") + 1] == ",".join(shown)
+        assert table_of_curve(curve, None, 100, norm)[0].split()[-3:] == [*shown]
+        drawn = drawn_curve(curve, audit)
+        assert drawn is not None and f"at ε = {shown[0]}" in drawn[0]
+        page = write_audit_page(path).read_text()
+        name = {"l2": "L2 ε", "linf": "ε"}[norm]
+        assert f"The strong attack at {name} {shown[2]} leaves" in page and f"R@1 at {name} {shown[1]} (%)" in page
+        assert f">{', '.join(shown)}<" in page  # how it was made
+        assert norm == "linf" or not re.search(r"\d/255", page)
 
 
 def test_bars_share_one_scale() -> None:

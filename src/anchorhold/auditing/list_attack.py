@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.listed import ListGoal, Lists, Search, attack_lists
-from ..columns import pixel_fraction
+from ..columns import radius
 from ..console import Report, Silent
 from ..device import device_named, living_on
 from ..errors import AnchorholdError, DataError, ModelError, check, lacks_memory
@@ -71,9 +71,7 @@ class ListAttack:
 
     def __str__(self) -> str:
         s = self.settings
-        head = (
-            f"{len(self.ids):,} images, lists of {s['k']}, goal {s['goal']}, {s['norm']}, ε {pixel_fraction(s['eps'])}"
-        )
+        head = f"{len(self.ids):,} images, lists of {s['k']}, goal {s['goal']}, {radius(s['eps'], s['norm'])}"
         lines = [head, f"{'queries':>10}{'R@1':>8}", *(f"{queries:>10,}{r1:>8.1f}" for queries, r1 in self.curve)]
         return "\n".join([*lines, f"{self.queries:,} queries in all"])
 

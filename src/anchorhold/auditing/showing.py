@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..columns import NOT_PERCENT, pixel_fraction
+from ..columns import NOT_PERCENT, radius
 from ..console import shown
 from ..display import html_table
 from ..report.curve import shown_lines, spans_of
@@ -70,7 +70,7 @@ def line_of(audit: "Audit") -> str:
 
 
 def _where(audit: "Audit") -> str:
-    return f"{audit.data['query']['name']}, ε {pixel_fraction(audit.settings['eps'])}"
+    return f"{audit.data['query']['name']}, {radius(audit.settings['eps'], audit.settings.get('norm', 'linf'))}"
 
 
 def html_of(audit: "Audit") -> str:
@@ -86,7 +86,7 @@ def html_of(audit: "Audit") -> str:
         rows.append([name, "", *(number_in_words(each[name], name) if name in each else "–" for each in listed)])
     for name, values in shown_lines(audit.curve["lines"]).items() if audit.curve else ():
         for eps, value in zip(audit.curve["eps"] if audit.curve else (), values):
-            at = f"{name} at ε {pixel_fraction(eps) if eps else 0}"
+            at = f"{name} at {radius(eps, audit.settings.get('norm', 'linf')) if eps else 'ε 0'}"
             rows.append([at, "", *[""] * (len(protocols) - 1), "–" if value is None else _plain(value, name)])
     asked, total = audit.data["attacked"][0], audit.data["images"][0]
     clean = ", ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items())

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from ..attacks.settings import usual_settings
-from ..columns import ARS_COLUMNS, NOT_PERCENT, goal_of, pixel_fraction
+from ..columns import ARS_COLUMNS, NOT_PERCENT, goal_of, length, radius
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import read_audit
@@ -180,7 +180,7 @@ def _recall_left(audit: Mapping[str, Any]) -> tuple[str, float] | None:
     clean = next((value for value in map(number, known) if value is not None), None)
     if clean is None or found is None or not eps:
         return None
-    said = f"The strong attack at ε {pixel_fraction(eps)} leaves R@1 {found[0]:.1f} of {clean:.1f}."
+    said = f"The strong attack at {radius(eps, _norm(audit))} leaves R@1 {found[0]:.1f} of {clean:.1f}."
     return said, 100 * found[0] / clean if clean else 0.0
 
 
@@ -206,15 +206,15 @@ def command_of(audit: Mapping[str, Any]) -> str:
     words += ["--threat", "adml"] if random else []
     method = s.get("method", "pgd")
     words += ["--method", str(method)] if method != "pgd" else []
-    words += ["--norm", str(s["norm"])] if s.get("norm", "linf") != "linf" else []
-    words += ["--eps", pixel_fraction(s["eps"])]
-    words += ["--alpha", pixel_fraction(s["alpha"])] if method == "pgd" else []
+    words += ["--norm", norm] if (norm := _norm(audit)) != "linf" else []
+    words += ["--eps", length(s["eps"], norm)]
+    words += ["--alpha", length(s["alpha"], norm)] if method == "pgd" else []
     words += ["--steps", str(s["steps"])] if method != "fgsm" else []
     words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
     second = {"surrogate": "SECOND", **second} if dig(audit, "strong", "surrogate") else {}
     for key, word in second.items():
         words += [f"--{key}", quote(word)]
-    words += ["--curve", ",".join(map(pixel_fraction, s["epsilons"]))] if s.get("epsilons") else []
+    words += ["--curve", ",".join(length(each, norm) for each in s["epsilons"])] if s.get("epsilons") else []
     words += ["--seed", str(s.get("seed", 0)), "--batch", str(s.get("batch", 128))]
     words += ["--seeds", str(s["seeds"])] if s.get("seeds", 1) > 1 else []
     words += ["--classes", "all"] if s.get("classes") == "all" else []
@@ -290,11 +290,11 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
         bars={protocol: bars_of(outcome) for protocol, outcome in outcomes.items()},
         resistance={protocol: resistance_of(outcome) for protocol, outcome in outcomes.items()},
         curve=drawn_curve(audit.get("curve"), audit),
-        levels=[(pixel_fraction(eps), found) for eps, found in headline_of(audit).items() if eps],
+        levels=[(radius(eps, _norm(audit)), found) for eps, found in headline_of(audit).items() if eps],
         strong=tables_of(audit),
         gallery=images,
         mild=MILD,
-        facts={key: _plain(key, value) for key, value in s.items()} | _origin(audit),
+        facts={key: _plain(key, value, _norm(audit)) for key, value in s.items()} | _origin(audit),
         commands={"this page": f"anchorhold report {quote(place(folder))}", "the audit": command_of(audit)},
         left_open=given_in_python(audit),
     )
@@ -339,7 +339,12 @@ def _origin(audit: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _plain(key: str, value: Any) -> str:
-    if key in ("eps", "alpha"):
-        return pixel_fraction(value)
+def _norm(audit: Mapping[str, Any]) -> str:
+    """The norm of its threat; Linf where an older audit does not say."""
+    return str(dig(audit, "settings", "norm") or "linf")
+
+
+def _plain(key: str, value: Any, norm: str) -> str:
+    if key in ("eps", "alpha", "epsilons") and value is not None:
+        return ", ".join(length(each, norm) for each in (value if isinstance(value, list) else [value])) or "–"
     return ", ".join(map(str, value)) or "–" if isinstance(value, list) else "–" if value is None else str(value)

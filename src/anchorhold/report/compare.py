@@ -16,7 +16,7 @@ from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
 from .methods import method_of
-from .recall_strong import attacked, norm_of, of_strong, queries_of
+from .recall_strong import attacked, eps_of, norm_of, of_strong, queries_of
 from .tables import Cell, Column, ColumnNote, Estimate, Link, Mean, Note, Side, Table, plain, written
 
 __all__ = [
@@ -196,9 +196,7 @@ _END = (
     _value("status", "status", lambda e: e.status),
 )
 _STRONG = (  # about R@1 strong, in this order after it
-    _value(
-        "eps", "ε strong", of_strong(lambda audit: number(dig(audit, "settings", "eps"))), fraction=True, spare=True
-    ),
+    _value("eps", "ε strong", of_strong(eps_of), spare=True),
     _value("norm", "norm strong", of_strong(norm_of), spare=True),
     _value("queries", "queries strong", of_strong(queries_of), 0, thousands=True, spare=True),
 )

@@ -6,9 +6,9 @@ from typing import Any
 from ..runs.fields import dig, number
 from .collect import Entry
 from .curve import recall_left
-from .tables import Cell, Estimate
+from .tables import Cell, Estimate, Radius
 
-__all__ = ["attacked", "norm_of", "of_strong", "queries_of"]
+__all__ = ["attacked", "eps_of", "norm_of", "of_strong", "queries_of"]
 
 
 def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
@@ -31,6 +31,12 @@ def of_strong(of: Callable[[Mapping[str, Any]], Cell]) -> Callable[[Entry], Cell
 def norm_of(audit: Mapping[str, Any]) -> str:
     """The norm of its threat; Linf where an older audit does not say."""
     return str(dig(audit, "settings", "norm") or "linf")
+
+
+def eps_of(audit: Mapping[str, Any]) -> Radius | None:
+    """Its ε."""
+    eps = number(dig(audit, "settings", "eps"))
+    return None if eps is None else Radius(eps, norm_of(audit))
 
 
 def queries_of(audit: Mapping[str, Any]) -> float | None:
