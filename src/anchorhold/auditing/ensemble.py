@@ -124,6 +124,7 @@ class Contest:
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
         self.measures = self.initial = self.measure(self.embeddings)
         self.steps = self.queries = 0
+        self.rejected = torch.zeros(len(images), dtype=torch.bool, device=images.device)
 
     def part(self, which: Tensor) -> "Contest":
         """These samples (a mask) once more, from their clean images."""
@@ -136,14 +137,34 @@ class Contest:
             return self.task.goal.measure(self.scene, self.ids[at], aims, embeddings, embeddings)
 
     def offer(self, images: Tensor, rows: Tensor) -> None:
-        """Keep these images for the samples where they are worse for the model."""
+        """Keep these images for the samples where they are worse for the model.
+
+        Images whose embedding is not finite are no answer: they are rejected, and their samples noted.
+        """
         embeddings = embed_all(self.embed, [images])
+        usable = embeddings.isfinite().all(1)
+        if not bool(usable.all()):
+            self.rejected[rows[~usable]] = True
+            images, embeddings, rows = images[usable], embeddings[usable], rows[usable]
+            if not len(rows):
+                return
         self._remember(images, embeddings, rows)
         now = self.measure(embeddings, rows)
         worse = self.task.hurt(now[self.task.main], self.measures[self.task.main][rows])
         at = rows[worse]
         self.images[at], self.embeddings[at] = images[worse], embeddings[worse]
         self.measures = {name: row.index_copy(0, at, now[name][worse]) for name, row in self.measures.items()}
+
+    def embedded(self, images: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Embeddings of changed images of these samples; the clean one where theirs is not finite."""
+        at = slice(None) if rows is None else rows
+        embeddings = embed_all(self.embed, [images])
+        broken = ~embeddings.isfinite().all(1)
+        if bool(broken.any()):
+            self.rejected[at] |= broken
+            clean = self.scene.clean(self.task.goal.side)[self.ids[at]]
+            embeddings[broken] = clean[broken].to(embeddings.dtype)
+        return embeddings
 
     def _remember(self, images: Tensor, embeddings: Tensor, rows: Tensor) -> None:
         """Keep these images where they come nearer to a wrong neighbour: starts for `refine` and for a larger ε."""
@@ -175,6 +196,7 @@ class Contest:
             attack = Attack(self.embed, self.scene, goal, ball, budget, self.key, method)
             targets = goal.targets(self.scene, self.ids, self.key)
             done = attack.run(self.clean, self.ids, len(self.ids), targets=targets, starts=starts)
+            self._reject(done, rows)
             self.steps += done.image_steps
             self.queries += done.queries
             self.offer(done.images, rows)
@@ -206,6 +228,11 @@ class Contest:
                 done = self._climb(member, turn, ball, rows[again], None, done.images[again])
             self.offer(done.images, rows[again])
 
+    def _reject(self, done: Attacked, rows: Tensor) -> None:
+        """Note the samples that an attack rejected."""
+        if done.rejected is not None:
+            self.rejected[rows] |= done.rejected
+
     def _key(self, member: Member, turn: int) -> Key:
         key = self.key("strong", member.name)
         return key(turn) if turn else key
@@ -234,6 +261,8 @@ class Contest:
         )
         targets = None if self.targets is None else self.targets[rows]
         done = attack.run(self.clean[rows], self.ids[rows], len(rows), targets=targets, starts=starts)
+        if foreign is None:
+            self._reject(done, rows)
         self.steps += done.image_steps
         self.queries += done.queries
         return done

@@ -15,7 +15,7 @@ from ..geometry import Retrieved, euclidean, retrieve
 from ..random import Key
 from .outcomes import RunRows
 from .plan import AttackRun
-from .shards import Shard
+from .shards import REJECTED, Shard, joined_rows
 from .subject import Subject
 
 __all__ = ["NEIGHBOURS", "attack_all", "shown_lists", "to_bytes"]
@@ -79,6 +79,8 @@ def _rows(run: AttackRun, result: Attacked, images: Tensor, scene: Scene) -> dic
     rows = {"ids": result.ids, "shift": euclidean(result.embeddings, clean).double()}
     if result.targets is not None:
         rows["targets"] = result.targets
+    if result.rejected is not None and bool(result.rejected.any()):
+        rows[REJECTED] = result.rejected
     for goal in run.goals:
         after = result.measured(goal, scene)
         named = goal.kept or goal.name
@@ -148,7 +150,7 @@ def to_bytes(images: Tensor) -> Tensor:
 
 def _joined(run: AttackRun, shards: Sequence[Shard]) -> Shard:
     """The rows of all batches, with three examples."""
-    rows = {name: torch.cat([shard.rows[name].cpu() for shard in shards]) for name in shards[0].rows}
+    rows = joined_rows(shards)
     order = _by_resistance(run, rows)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
@@ -185,4 +187,5 @@ def _gathered(run: AttackRun, whole: Shard) -> RunRows:
         examples={n.removeprefix("example/"): row for n, row in rows.items() if n.startswith("example/")},
         seconds=whole.seconds,
         image_steps=whole.image_steps,
+        rejected=int(rows[REJECTED].sum()) if REJECTED in rows else 0,
     )

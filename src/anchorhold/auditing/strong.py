@@ -15,7 +15,6 @@ from ..attacks.goal import Goal
 from ..attacks.menu import ATTACKS
 from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units, rises
 from ..geometry import euclidean
-from ..model.frozen import embed_all
 from ..perturb.ball import Ball
 from ..scores import ers
 from .curves import curve_of
@@ -25,7 +24,7 @@ from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, levels_within
 from .receipts import Receipts, receipted
-from .shards import Shard
+from .shards import REJECTED, Shard, joined_rows
 from .subject import Subject
 
 __all__ = [
@@ -146,8 +145,7 @@ def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> 
             return rows, contest.steps
 
         parts = shards.each(label, batches, made, kept, subject.material.side(task.goal.side), climbed)
-    joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
-    every = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
+    every = Shard(joined_rows(parts), sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
     return shards.keep(label, None, every, made)
 
 
@@ -179,9 +177,11 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
             curve[place][last] = at.measures[task.main]
             for name in (each for each in found if falls and each.startswith("beaten/")):
                 rows[name] = rows[name].index_put((last,), rows[name][last] | found[name])
+            contest.rejected[last] |= at.rejected
             contest.steps += at.steps
             contest.queries += at.queries
     rows |= {f"curve/{place}": row for place, row in curve.items()}
+    rows |= {REJECTED: contest.rejected} if bool(contest.rejected.any()) else {}
     rows["queries"] = torch.tensor([contest.queries])
     return rows
 
@@ -216,7 +216,7 @@ def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]
     rows["shift"] = euclidean(contest.embeddings, clean).double()
     for form, change in FILE_FORMS.items():
         if contest.images.shape[1] in (1, 3):
-            after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, ball)]))
+            after = contest.measure(contest.embedded(change(contest.images, contest.clean, ball)))
             rows |= {f"{form}/{name}": row for name, row in after.items()}
     picked = torch.tensor([place for place, number in enumerate(contest.ids.tolist()) if number in kept]).long()
     picked = picked.to(contest.ids.device)
@@ -224,7 +224,7 @@ def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]
     rows |= {"receipt/ids": contest.ids[picked], "receipt/images": levels}
     rows["receipt/measure"] = contest.measures[contest.task.main][picked]
     if len(picked):  # stated measures are of the images in the files
-        seen = embed_all(contest.embed, [levels.to(contest.clean.dtype) / 255])
+        seen = contest.embedded(levels.to(contest.clean.dtype) / 255, picked)
         rows["receipt/measure"] = contest.measure(seen, picked)[contest.task.main]
     if contest.targets is not None:
         rows["receipt/targets"] = contest.targets[picked]
@@ -257,6 +257,7 @@ def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows])
         examples={},
         seconds=shard.seconds,
         image_steps=shard.image_steps,
+        rejected=int(rows[REJECTED].sum()) if REJECTED in rows else 0,
     )
 
 
@@ -310,12 +311,14 @@ def _doubts(
 
     The shares of samples that Square, or transfer, beat after all gradient attacks, at the audit's ε or a smaller one
     of its curve. They are shares of right answers. Without a recall goal, they count samples moved by 5 % of the list
-    or more.
+    or more. And the share of samples with a perturbed image whose embedding is not finite, where there are some.
     """
     found: dict[str, float] = {}
     task = next((each for each in chosen if each.name == "recall"), chosen[0] if chosen else None)
     if task is None:
         return found
+    rejected = [100 * float(rows[REJECTED].double().mean()) for rows in whole.values() if REJECTED in rows]
+    found |= {REJECTED: max(rejected)} if rejected else {}
     rows = whole[task.name]
     clean = rows[f"before/{task.main}"]
     counted = clean > 0.5 if task.name == "recall" else torch.ones_like(clean, dtype=torch.bool)
