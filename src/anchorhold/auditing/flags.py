@@ -20,6 +20,7 @@ from ..model.frozen import connected, embed_all
 from ..perturb.ball import Ball
 from ..perturb.settings import Budget
 from .probe import FEW, NOTHING, QUARTER, SEPARABLE, Probe
+from .realisable import in_8_bits
 
 __all__ = ["FLAGS", "Flag", "Probe", "examine", "image_steps_at_most"]
 
@@ -230,7 +231,7 @@ def small_gallery(probe: Probe) -> Flag | None:
 def not_8_bit(probe: Probe) -> Flag | None:
     """Perturbations have another effect once the image is saved in 8 bits."""
     before = probe.pushed.measures["ES:D"]
-    after = probe.shift((probe.pushed.images * 255).round() / 255)
+    after = probe.shift(in_8_bits(probe.pushed.images))
     changed = float(((after - before).abs() > CHANGED * before).double().mean())
     if probe.evident(changed):
         said = f"rounded to 8 bits, {changed:.0%} of the attacked images change their effect: files cannot hold them"

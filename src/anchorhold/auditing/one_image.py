@@ -31,7 +31,8 @@ from ..runs.writing import atomic
 from .black_box import usable
 from .inputs import Data, Material, prepare
 from .plan import AuditSettings, effort
-from .standard import NEIGHBOURS, shown_lists, to_bytes
+from .realisable import to_bytes
+from .standard import NEIGHBOURS, shown_lists
 
 __all__ = ["Reading", "Single", "Stage", "attack", "staged", "write_png"]
 

@@ -1,5 +1,6 @@
 """An audit as one line, as a small HTML table, and as rows of a data frame. `result` has its table in plain text."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ..columns import NOT_PERCENT, radius
@@ -11,7 +12,7 @@ from .outcomes import ColumnValue, Outcome, Score
 if TYPE_CHECKING:
     from .result import Audit
 
-__all__ = ["COLUMNS", "frame_rows", "html_of", "line_of", "number_in_words"]
+__all__ = ["COLUMNS", "frame_rows", "html_of", "line_of", "number_in_words", "percent"]
 
 COLUMNS = ("kind", "protocol", "attack", "eps", "before", "after", "low", "high", "std", "unit")
 _SCORES = {"ARS published": "constants", "ARS measured": "measured", "ARS per sample": "per_sample"}
@@ -59,7 +60,7 @@ def line_of(audit: "Audit") -> str:
 
     The table is for `print`; a notebook shows this where it shows no HTML.
     """
-    told = [f"R@1 {audit.clean['R@1'].value:.1f}"] if "R@1" in audit.clean else []
+    told = [f"R@1 {percent(audit.clean['R@1'].value)}"] if "R@1" in audit.clean else []
     for protocol, outcome in audit.protocols.items():
         first = next(iter(scores_of(outcome).items()), None)
         if first is None and outcome.columns:
@@ -89,7 +90,7 @@ def html_of(audit: "Audit") -> str:
             at = f"{name} at {radius(eps, audit.settings.get('norm', 'linf')) if eps else 'ε 0'}"
             rows.append([at, "", *[""] * (len(protocols) - 1), "–" if value is None else _plain(value, name)])
     asked, total = audit.data["attacked"][0], audit.data["images"][0]
-    clean = ", ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items())
+    clean = ", ".join(f"{name} {percent(column.value)}" for name, column in audit.clean.items())
     part = f"; attacked: {audit.data['part']}" if audit.data.get("part") else ""
     notes = [*(f"flag {flag.name}: {flag.message}" for flag in audit.flags), *(f"note: {note}" for note in audit.notes)]
     return html_table(
@@ -112,5 +113,14 @@ def number_in_words(number: ColumnValue | Score, name: str) -> str:
     return _plain(number.value, name) + ("" if std is None else f" ± {_plain(std, name)}") + span
 
 
+def percent(value: float) -> str:
+    """A value in percent; a dash where there is none, as mAP without any match.
+
+    >>> percent(12.34), percent(float("nan"))
+    ('12.3', '–')
+    """
+    return f"{value:.1f}" if math.isfinite(value) else "–"
+
+
 def _plain(value: float, name: str) -> str:
-    return f"{value:.{3 if name in NOT_PERCENT else 1}f}"
+    return f"{value:.{3 if name in NOT_PERCENT else 1}f}" if math.isfinite(value) else "–"

@@ -15,10 +15,11 @@ from ..geometry import Retrieved, euclidean, retrieve
 from ..random import Key
 from .outcomes import RunRows
 from .plan import AttackRun
+from .realisable import to_bytes
 from .shards import REJECTED, Shard, joined_rows
 from .subject import Subject
 
-__all__ = ["NEIGHBOURS", "attack_all", "shown_lists", "to_bytes"]
+__all__ = ["NEIGHBOURS", "attack_all", "shown_lists"]
 
 NEIGHBOURS = 10  # shown before and after in the examples
 
@@ -141,11 +142,6 @@ def shown_lists(
         *(torch.cat([getattr(each, name) for each in lists]) for name in ("ids", "distances", "relevant"))
     )
     return asked, before, after
-
-
-def to_bytes(images: Tensor) -> Tensor:
-    """NCHW images in [0, 1] as NHWC uint8."""
-    return (images.detach() * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
 
 
 def _joined(run: AttackRun, shards: Sequence[Shard]) -> Shard:

@@ -22,7 +22,7 @@ from .ensemble import Contest, Surrogate, Task, steps_at_most
 from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
-from .realisable import FILE_FORMS, levels_within
+from .realisable import FILE_FORMS, JPEG_CHANNELS, levels_within
 from .receipts import Receipts, receipted
 from .shards import REJECTED, Shard, joined_rows
 from .subject import Subject
@@ -99,6 +99,7 @@ def strengthen(
         whole[task.name] = known.rows
         receipts[task.name] = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
     doubts = _doubts(chosen, whole, members)
+    files = {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS}
     curve: dict[str, Any] | None = None
     curve_rows: dict[str, Tensor] = {}
     if epsilons:
@@ -116,7 +117,7 @@ def strengthen(
             "image_steps": sum(run.image_steps for run in runs),
             "queries": int(sum(rows["queries"].sum() for rows in whole.values())),
             "after": {task.name: _after(task, whole[task.name], members) for task in chosen},
-            "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS},
+            "realisable": {form: each for form, each in files.items() if each["columns"]},
         },
         doubts,
         receipts,
@@ -215,7 +216,7 @@ def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]
     clean = contest.scene.clean(contest.task.goal.side)[contest.ids]
     rows["shift"] = euclidean(contest.embeddings, clean).double()
     for form, change in FILE_FORMS.items():
-        if contest.images.shape[1] in (1, 3):
+        if form == "8 bits" or contest.images.shape[1] in JPEG_CHANNELS:
             after = contest.measure(contest.embedded(change(contest.images, contest.clean, ball)))
             rows |= {f"{form}/{name}": row for name, row in after.items()}
     picked = torch.tensor([place for place, number in enumerate(contest.ids.tolist()) if number in kept]).long()
