@@ -15,7 +15,7 @@ from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
 from anchorhold.auditing.subject import without_match
 from anchorhold.auditing.verifying import verify
-from anchorhold.errors import SettingsError
+from anchorhold.errors import ModelError, SettingsError
 
 QUICK: dict[str, Any] = {"attacks": ["margin"], "limit": 4, "steps": 2, "resamples": 9, "examine": None}
 QUICK |= {"device": "cpu"}
@@ -59,6 +59,18 @@ def test_images_of_any_number_of_channels(channels: int, tmp_path: Path) -> None
     page = (tmp_path / "page.html").read_text()
     assert ("Examples</h2>" in page) == plain and ("no pictures" in " ".join(found.notes)) != plain
     assert verify(tmp_path, model, given, device="cpu").problems == ()
+
+
+def test_an_error_of_the_surrogate_names_it() -> None:
+    for wrong in (nn.Linear(3, 2), nn.Sequential(nn.Flatten(), nn.Linear(48, 4), _NaN())):
+        with pytest.raises(ModelError, match="the surrogate cannot be used: ") as error:
+            ah.audit(net(48), data(), strength="strong", surrogate=wrong, **QUICK)
+        assert "\n" not in str(error.value)
+
+
+class _NaN(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 0
 
 
 def test_epsilons_are_numbers_or_one_number() -> None:

@@ -150,6 +150,28 @@ def test_an_eps_of_l2_says_so(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in render(table.only(["eps"])).splitlines()[2:4]] == ["0.2", "51/255"]
 
 
+def test_different_ensembles_behind_r1_strong_are_named(tmp_path: Path) -> None:
+    known = {"a": ["starts", "apgd", "square"], "b": ["pgd", "square"], "c": ["pgd", "square"]}
+    for name, members in known.items():
+        path = a_curve(an_audit(a_run(tmp_path / name), strong=name == "b"))
+        audit = json.loads((path / "audit.json").read_text())
+        audit["curve"]["attacks"] = {"R@1": ["ES", "LTM", *members]}
+        if name == "b":  # a strong audit tells what each member left
+            audit["strong"] = {
+                "members": ["cw", *members],
+                "after": {"recall": dict.fromkeys(["standard", *members], 1.0)},
+            }
+        (path / "audit.json").write_text(json.dumps(audit))
+    table = runs_table(collect([tmp_path]).entries)
+    (note,) = (each for each in noted(table) if "ensembles" in each)
+    assert note.endswith("with care: starts, apgd, square (a); pgd, square (b, c)")
+    assert not any("ensembles" in each for each in noted(table.only(["r1"])))
+    assert [row["members"] for row in csv.DictReader(io.StringIO(render(table, "csv")))][1:] == ["pgd, square"] * 2
+    assert json.loads(render(table, "json"))["rows"][0]["members"] == "starts, apgd, square"
+    alike = runs_table([entry for entry in collect([tmp_path]).entries if entry.name != "a"])
+    assert not any("ensembles" in each for each in noted(alike)) and "members strong" not in render(alike)
+
+
 def test_notes_name_only_what_is_shown(tmp_path: Path) -> None:
     an_audit(a_run(tmp_path / "a"), strong=True)
     table = runs_table(collect([tmp_path]).entries)

@@ -104,7 +104,11 @@ def _draws(embed: Embed, material: Material) -> int:
 def surrogate_of(model: nn.Module, view: Embed, material: Material, batch: int) -> Surrogate:
     """The second model with its own clean embeddings."""
     embed = chunked(connected(view), batch)
-    return Surrogate(embed, material.scene(*_embedded(embed, material, batch)), fingerprint_of(model))
+    try:
+        scene = material.scene(*_embedded(embed, material, batch))
+    except ModelError as error:
+        raise ModelError(f"the surrogate cannot be used: {error}") from error
+    return Surrogate(embed, scene, fingerprint_of(model))
 
 
 def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Tensor]:
