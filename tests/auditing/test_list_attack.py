@@ -14,6 +14,7 @@ import anchorhold as ah
 from anchorhold.attacks.listed import Lists, attack_lists, order_value, weighted_share
 from anchorhold.errors import AnchorholdError, SettingsError
 from anchorhold.model.frozen import embed_all, frozen
+from anchorhold.model.wrap import fingerprint_of
 from anchorhold.perturb.ball import Ball
 from anchorhold.random import Key
 from tests.attacks import world
@@ -213,4 +214,14 @@ def test_the_command_prints_the_curve(
     words += ["--limit", "6", "--eps", "0.1", "--out", str(out), "--device", "cpu"]
     code, said, _ = cli(capsys, monkeypatch, *words)
     assert code == 0 and "R@1" in said
-    assert [place for place, _ in json.loads(out.read_text())["curve"]] == [1, 2, 4]
+    told = json.loads(out.read_text())
+    assert [place for place, _ in told["curve"]] == [1, 2, 4]
+    assert told["schema"] == "anchorhold.list-attack/1" and told["versions"]["torch"] and "commit" in told
+    assert told["model"] == {"kind": "Embedder", "weights": fingerprint_of(net)}
+    assert told["data"]["query"]["fingerprint"] == DIGITS.fingerprint() and told["data"]["part"]
+    code, said, _ = cli(capsys, monkeypatch, *words, "--held-out", "2", "--resize", "9", "--crop", "8")
+    again = json.loads(out.read_text())
+    assert code == 0 and again["data"]["query"]["name"] != told["data"]["query"]["name"]
+    assert (again["settings"]["resize"], again["settings"]["crop"]) == (9, 8)
+    code, _, wrong = cli(capsys, monkeypatch, *words, "--classes", "all")
+    assert code == 2 and "these data have a test split" in wrong
