@@ -1,6 +1,7 @@
 """The columns of the papers' tables: their names, their groups, and the units in which they are shown."""
 
 from fractions import Fraction
+from math import isfinite
 
 __all__ = [
     "ARS_COLUMNS",
@@ -9,6 +10,7 @@ __all__ = [
     "PRINTED_INITIAL",
     "RANKING",
     "RECALL",
+    "as_text",
     "goal_of",
     "in_units",
     "length",
@@ -53,6 +55,15 @@ def rises(name: str) -> bool:
 def in_units(name: str) -> float:
     """The factor from a measure to its value in a table."""
     return 1.0 if name in NOT_PERCENT else 100.0
+
+
+def as_text(value: float | None, name: str) -> str:
+    """A value of a column as the tables show it; a dash where there is none.
+
+    >>> as_text(12.34, "CA+"), as_text(0.5, "TMA"), as_text(None, "CA+"), as_text(float("nan"), "mAP")
+    ('12.3', '0.500', '–', '–')
+    """
+    return "–" if value is None or not isfinite(value) else f"{value:.{3 if name in NOT_PERCENT else 1}f}"
 
 
 def pixel_fraction(pixels: float) -> str:

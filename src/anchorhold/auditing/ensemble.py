@@ -189,13 +189,13 @@ class Contest:
             over |= (self.targets.reshape(len(over), -1) < 0).any(1)
         return torch.nonzero(~over).squeeze(1)
 
-    def standard(self, ball: Ball, budget: Budget, starts: Tensor | None = None, method: Method = ascend) -> None:
-        """The runs of the standard audit on the whole batch, from `starts` where given."""
+    def standard(self, ball: Ball, budget: Budget, method: Method = ascend) -> None:
+        """The runs of the standard audit on the whole batch."""
         rows = torch.arange(len(self.ids), device=self.ids.device)
         for goal in self.task.first:
             attack = Attack(self.embed, self.scene, goal, ball, budget, self.key, method)
             targets = goal.targets(self.scene, self.ids, self.key)
-            done = attack.run(self.clean, self.ids, len(self.ids), targets=targets, starts=starts)
+            done = attack.run(self.clean, self.ids, len(self.ids), targets=targets)
             self._reject(done, rows)
             self.steps += done.image_steps
             self.queries += done.queries

@@ -60,7 +60,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from ..columns import length
+from ..columns import as_text, length
 from ..display import frame_of
 from ..interface import worded
 from ..perturb.settings import VALUES_ONLY
@@ -70,7 +70,7 @@ from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
 from .ensemble import RECALL
 from .outcomes import ColumnValue, Outcome, RunRows, Score, by_start
-from .showing import COLUMNS, frame_rows, html_of, line_of, number_in_words, percent
+from .showing import COLUMNS, frame_rows, html_of, line_of, number_in_words
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -237,7 +237,7 @@ def _table(audit: Audit) -> str:
         *([f"attacked: {data['part']}"] if data.get("part") else []),
         f"{how}, seed {s['seed']}; {'mean ± std, ' if several else ''}[95 % intervals]",
         "",
-        "clean   " + "  ".join(f"{name} {percent(column.value)}" for name, column in audit.clean.items()),
+        "clean   " + "  ".join(f"{name} {as_text(column.value, name)}" for name, column in audit.clean.items()),
         "",
         *_headline(audit, queries),
         f"{'':{HEAD}}" + "".join(f"{name:>{wide}}" for name in audit.protocols),

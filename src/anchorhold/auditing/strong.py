@@ -4,7 +4,7 @@ A wrong neighbour is attacked at several ε, all other goals at the audit's own.
 one before, and R@1 can only fall as ε grows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -159,32 +159,60 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
     rows |= _entered(contest, ensemble, settings, ball)
     rows |= _snapshot(contest, ball, kept)
     own = ensemble.ladder.index(ball.eps)
-    curve = {own: contest.measures[task.main]}
     # A sample that is beaten at an ε is beaten at every larger one. Where the attack found nothing, it is taken to find
     # nothing at smaller ε. So each sample is attacked until its level is known, and no further.
-    for places, falls in ((range(own - 1, -1, -1), True), (range(own + 1, len(ensemble.ladder)), False)):
-        at, last = contest, torch.arange(len(contest.ids), device=contest.ids.device)
-        for place, before in zip(places, (own, *places)):
-            over = task.lost(at.measures[task.main], len(contest.scene.gallery))
-            asked = (over if falls else ~over) & ~task.lost(at.initial[task.main], len(contest.scene.gallery))
-            curve[place] = curve[before].clone()
-            if not bool(asked.any()):
-                at, last = at.part(asked), last[asked]
-                continue
-            here = replace(ball, eps=ensemble.ladder[place])
-            starts, last = here.project(at.found()[asked], at.clean[asked]), last[asked]
-            at = at.part(asked)
-            found = _entered(at, ensemble, settings, here, starts)
-            curve[place][last] = at.measures[task.main]
-            for name in (each for each in found if falls and each.startswith("beaten/")):
-                rows[name] = rows[name].index_put((last,), rows[name][last] | found[name])
-            contest.rejected[last] |= at.rejected
-            contest.steps += at.steps
-            contest.queries += at.queries
+    smaller, beaten = _climb_on(contest, ensemble, settings, range(own - 1, -1, -1), _beaten)
+    larger, _ = _climb_on(contest, ensemble, settings, range(own + 1, len(ensemble.ladder)), _holding)
+    rows |= {name: rows[name] | row for name, row in beaten.items()}
+    curve = {own: contest.measures[task.main], **smaller, **larger}
     rows |= {f"curve/{place}": row for place, row in curve.items()}
     rows |= {REJECTED: contest.rejected} if bool(contest.rejected.any()) else {}
     rows["queries"] = torch.tensor([contest.queries])
     return rows
+
+
+def _climb_on(
+    contest: Contest,
+    ensemble: Ensemble,
+    settings: AuditSettings,
+    places: Sequence[int],
+    asks: Callable[[Contest], Tensor],
+) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+    """Climb from the results of a contest along the ladder, each ε from the one before it.
+
+    `asks` are the samples that are attacked at the next ε; the others keep their result. Returns the contested measure
+    at each place, and which samples the members of each kind beat at one of them.
+    """
+    at, numbers = contest, torch.arange(len(contest.ids), device=contest.ids.device)
+    now, levels = contest.measures[contest.task.main], {}
+    beaten: dict[str, Tensor] = {}
+    for place in places:
+        asked, now = asks(at), now.clone()
+        found, clean = at.found()[asked], at.clean[asked]
+        at, numbers, levels[place] = at.part(asked), numbers[asked], now
+        if not len(numbers):
+            continue
+        here = replace(settings.ball, eps=ensemble.ladder[place])
+        rows = _entered(at, ensemble, settings, here, here.project(found, clean))
+        now[numbers] = at.measures[contest.task.main]
+        for name in (each for each in rows if each.startswith("beaten/")):
+            beaten.setdefault(name, torch.zeros(len(contest.ids), dtype=torch.bool, device=now.device))
+            beaten[name][numbers] |= rows[name]
+        contest.rejected[numbers] |= at.rejected
+        contest.steps += at.steps
+        contest.queries += at.queries
+    return levels, beaten
+
+
+def _beaten(contest: Contest) -> Tensor:
+    """Samples that fell to an attack: a smaller ε may be enough."""
+    task, size = contest.task, len(contest.scene.gallery)
+    return task.lost(contest.measures[task.main], size) & ~task.lost(contest.initial[task.main], size)
+
+
+def _holding(contest: Contest) -> Tensor:
+    """Samples that hold: a larger ε may beat them."""
+    return ~contest.task.lost(contest.measures[contest.task.main], len(contest.scene.gallery))
 
 
 def _entered(
@@ -330,6 +358,11 @@ def _doubts(
     return found
 
 
+def _scale(column: str) -> int:
+    """The factor from a column of the table to percent."""
+    return 100 if column in NOT_PERCENT else 1
+
+
 def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     """The standard and the strong value of `what`: of ERS, or of the column that fell most.
 
@@ -339,14 +372,14 @@ def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     if standard.ers is not None and strong.ers is not None:
         return {"standard": round(standard.ers.value, 1), "strong": round(strong.ers.value, 1), "what": "ERS"}
     falls = {
-        name: (100 if name in NOT_PERCENT else 1) * abs(standard.columns[name].value - column.value)
+        name: _scale(name) * abs(standard.columns[name].value - column.value)
         for name, column in strong.columns.items()
         if name in standard.columns
     }
     name = max(falls, key=lambda each: falls[each], default=None)
     if name is None:
         return {}
-    scale = 100 if name in NOT_PERCENT else 1
+    scale = _scale(name)
     return {
         "standard": round(scale * standard.columns[name].value, 1),
         "strong": round(scale * strong.columns[name].value, 1),
