@@ -21,7 +21,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .columns import ARS_COLUMNS, ERS_COLUMNS, PRINTED_INITIAL, RANKING, RECALL
+from .columns import ARS_COLUMNS, ERS_COLUMNS, PRINTED_INITIAL, RANKING, RECALL, goal_of, rises
 from .errors import SettingsError, nearest
 from .random import Key
 
@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 
-_GOAL = {"CA-": 100.0, "QA-": 100.0}  # the end of the list; the goal of every other attack is 0
 _RANGE = {"TMA": (-1.0, 1.0, "a cosine"), "ES:D": (0.0, 2.0, "a distance on the unit sphere")}
 _PERCENT = (0.0, 100.0, "in percent")
 _SLACK = 1e-3  # fp32 cosines and distances overshoot a little
@@ -117,7 +116,7 @@ def ars_terms(
     before = _initial_values(clean, initial)
     terms: dict[str, Number] = {}
     for name in ARS_COLUMNS:
-        goal = _GOAL.get(name, 0.0)
+        goal = goal_of(name) or 0.0
         terms[name] = 100 * (goal - values[name]) / (goal - before[name])
     return terms
 
@@ -154,7 +153,7 @@ def _initial_values(clean: Number, initial: Mapping[str, Number] | None) -> dict
     for name, value in before.items():
         label = "clean R@1" if value is clean else f"initial {name}"
         low, high = _within(label, value, _PERCENT)
-        if low == high == _GOAL.get(name, 0.0):
+        if low == high == goal_of(name):
             raise SettingsError(f"{label} is {low:g}, already the attack's goal: ARS is not defined for this model")
     return before
 
@@ -179,11 +178,11 @@ def ars_per_sample(attack: str, initial: Tensor, result: Tensor, size: int | Non
     """
     if attack not in ARS_COLUMNS:
         raise SettingsError(f"ARS has no column {attack!r}; {nearest(attack, ARS_COLUMNS)}")
-    if attack in _GOAL and (size is None or size < 2):
+    if rises(attack) and (size is None or size < 2):
         raise SettingsError(f"{attack} moves a rank to the end of a list: give its length as `size`, at least 2")
     if initial.shape != result.shape or not initial.numel():
         raise SettingsError(f"{attack}: initial {tuple(initial.shape)} and result {tuple(result.shape)} do not match")
-    goal = size - 1 if attack in _GOAL and size else 0
+    goal = size - 1 if rises(attack) and size else 0
     initial, result = initial.double(), result.double()
     if not (initial.isfinite().all() and result.isfinite().all()):
         raise SettingsError(f"{attack} has values that are not finite; leave those samples out")

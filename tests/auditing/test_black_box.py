@@ -1,8 +1,10 @@
 """Models without a useful gradient: functions audited by queries alone, straight-through steps, and their flags."""
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from anchorhold.auditing import members, run
 from anchorhold.auditing.one_image import attack as attack_one
 from anchorhold.auditing.verifying import verify
 from anchorhold.data.splits import Split
-from anchorhold.errors import AnchorholdError, ModelError, SettingsError
+from anchorhold.errors import AnchorholdError, ModelError, RunError, SettingsError
 from anchorhold.model.wrap import fingerprint_of
 from anchorhold.perturb.settings import Budget
 
@@ -130,6 +132,94 @@ def test_fingerprints_tell_functions_apart() -> None:
     plain = ah.wrap(nn.Flatten())
     assert fingerprint_of(plain) == fingerprint_of(ah.wrap(nn.Flatten(), gradients=False))  # the same vectors
     assert fingerprint_of(plain) != fingerprint_of(ah.wrap(nn.Flatten(), before=torch.round))
+
+
+class Quantised:
+    """A step with a setting, and a counter that is private."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self._calls = count, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self._calls += 1
+        return (x * self.count).round() / self.count
+
+
+class Shifted(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+LEVELS = 7
+
+
+def test_fingerprints_tell_steps_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+
+    def rounded(count: int) -> Any:
+        return lambda x: (x * count).round() / count
+
+    def by_default(x: Tensor, count: int = 3) -> Tensor:
+        return rounded(count)(x)
+
+    def by_global(x: Tensor) -> Tensor:
+        return rounded(LEVELS)(x)
+
+    steps = [
+        None,
+        lambda x: x,
+        lambda x: (x * 7).round() / 7,
+        rounded(8),
+        rounded(9),
+        by_default,
+        partial(by_default, count=4),
+        by_global,
+        Quantised(3),
+        Quantised(4),
+        Quantised(4).__call__,
+        Shifted(0.1),
+        Shifted(0.2),
+        nn.Identity(),
+        nn.Sequential(Shifted(0.1)),
+        torch.round,
+        torch.floor,
+    ]
+    marks = [fingerprint_of(ah.wrap(net, before=step)) for step in steps]
+    assert len({*marks}) == len(steps) and marks[0] == fingerprint_of(ah.wrap(net))
+    ways = ("identity", lambda x: x, lambda x: 2 * x, rounded(8), rounded(9))
+    through = [fingerprint_of(ah.wrap(net, before=rounded(8), backward=way)) for way in ways]
+    assert len({*through, *marks}) == len(ways) + len(steps)
+    again = [fingerprint_of(ah.wrap(net, before=rounded(8), backward=way)) for way in ("identity", rounded(9))]
+    assert again == [through[0], through[4]]
+    counting = ah.wrap(net, before=Quantised(3))
+    counting(torch.rand(2, 1, 2, 2))
+    assert fingerprint_of(counting) == marks[8]  # a private counter is no setting
+    monkeypatch.setattr(sys.modules[__name__], "LEVELS", 6)
+    assert fingerprint_of(ah.wrap(net, before=by_global)) != marks[7]
+
+
+def test_a_stand_in_given_later_is_not_answered_by_old_shards(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 6)).requires_grad_(False)
+    data = (torch.rand(24, 3, 4, 4), torch.arange(24) % 3)
+    options: dict[str, Any] = {"attacks": ["margin"], "protocols": "corrected", "resamples": 9, "examine": None}
+    options |= {"eps": 0.3, "limit": 12, "steps": 30, "device": "cpu"}
+
+    def left(out: Path, replace: bool = False, **step: Any) -> float:
+        model = ah.wrap(net, before=lambda x: (x * 3).round() / 3, **step)
+        found = ah.audit(model, data, out=out, replace=replace, **options)
+        return found.protocols["corrected"].columns["margin"].value
+
+    hidden = left(tmp_path / "one")
+    assert left(tmp_path / "one") == hidden
+    with pytest.raises(RunError, match="would lose the results of another model"):
+        left(tmp_path / "one", backward="identity")
+    through = left(tmp_path / "one", replace=True, backward="identity")
+    assert through == left(tmp_path / "two", backward="identity") < hidden
 
 
 @pytest.mark.slow

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import anchorhold as ah
 from anchorhold.attacks.listed import Lists, attack_lists, order_value, weighted_share
-from anchorhold.errors import AnchorholdError
+from anchorhold.errors import AnchorholdError, SettingsError
 from anchorhold.model.frozen import embed_all, frozen
+from anchorhold.model.wrap import fingerprint_of
 from anchorhold.perturb.ball import Ball
 from anchorhold.random import Key
 from tests.attacks import world
@@ -66,6 +67,25 @@ def test_the_own_image_is_left_out_of_a_list() -> None:
     found = known.without_own(torch.tensor([[0, 3, 1], [2, 0, 1]]), torch.arange(2))
     assert found.tolist() == [[3, 1, -1], [2, 0, 1]]
     assert known.right(found, torch.arange(2)).tolist() == [[True, False, False], [True, False, True]]
+    # Lists that held the query's own image end in −1, which is no wanted id.
+    whole = order_value(torch.tensor([[1, 2, 3, 4, -1]]), torch.tensor([[-1, 1, 2, 3, 4]]))
+    assert (
+        whole.tolist() == [1.0]
+        and order_value(torch.tensor([[4, 3, 2, 1, -1]]), torch.tensor([[-1, 1, 2, 3, 4]])) == -1
+    )
+
+
+def test_the_query_itself_is_no_item_whose_order_is_wanted() -> None:
+    """Lists of 2 that hold the query's own image have one other id, and no order."""
+    there, ids = world(60), torch.arange(0, 60, 5)
+    known, ball = Lists(there.scene.labels[ids], there.scene.gallery_labels, ids), Ball(0.15)
+
+    def search(k: int) -> Callable[[Tensor], Tensor]:
+        return lambda x: torch.cdist(there.embed(x), there.scene.gallery).topk(k, largest=False).indices
+
+    with pytest.raises(SettingsError, match="lists of at least 2 ids: raise k"):
+        attack_lists(search(2), there.images[ids], known, ball, 5, "order", Key.of(0), ids)
+    attack_lists(search(3), there.images[ids], known, ball, 5, "order", Key.of(0), ids)
 
 
 # ---------------------------------------------------------------- the attack
@@ -194,4 +214,14 @@ def test_the_command_prints_the_curve(
     words += ["--limit", "6", "--eps", "0.1", "--out", str(out), "--device", "cpu"]
     code, said, _ = cli(capsys, monkeypatch, *words)
     assert code == 0 and "R@1" in said
-    assert [place for place, _ in json.loads(out.read_text())["curve"]] == [1, 2, 4]
+    told = json.loads(out.read_text())
+    assert [place for place, _ in told["curve"]] == [1, 2, 4]
+    assert told["schema"] == "anchorhold.list-attack/1" and told["versions"]["torch"] and "commit" in told
+    assert told["model"] == {"kind": "Embedder", "weights": fingerprint_of(net)}
+    assert told["data"]["query"]["fingerprint"] == DIGITS.fingerprint() and told["data"]["part"]
+    code, said, _ = cli(capsys, monkeypatch, *words, "--held-out", "2", "--resize", "9", "--crop", "8")
+    again = json.loads(out.read_text())
+    assert code == 0 and again["data"]["query"]["name"] != told["data"]["query"]["name"]
+    assert (again["settings"]["resize"], again["settings"]["crop"]) == (9, 8)
+    code, _, wrong = cli(capsys, monkeypatch, *words, "--classes", "all")
+    assert code == 2 and "these data have a test split" in wrong

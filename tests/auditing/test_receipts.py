@@ -21,12 +21,13 @@ from anchorhold.auditing import receipts, run, verifying
 from anchorhold.auditing.receipts import digest, receipted
 from anchorhold.auditing.result import Audit
 from anchorhold.auditing.verifying import Verified, verify
+from anchorhold.columns import rises
 from anchorhold.data.splits import Split
 from anchorhold.errors import AnchorholdError, RunError
 from anchorhold.model.embedder import Embedder
 from anchorhold.model.wrap import fingerprint_of
 from anchorhold.random import Key
-from tests.auditing.test_strong import FALLS, QUICK, rows_of, shorter
+from tests.auditing.test_strong import QUICK, rows_of, shorter
 
 pytestmark = pytest.mark.medium
 
@@ -123,7 +124,7 @@ def test_queries_apart_from_the_gallery(model: Embedder, digits: Split, tmp_path
     settings = {**QUICK, "limit": 6, "strength": "strong", "attacks": {"CA-": {"w": 2}, "QA+": {}, "GTM": {}}}
     found = ah.audit(model, data, out=tmp_path / "apart", **settings)
     before, after = rows_of(found, "corrected"), rows_of(found, "strong")
-    assert all(((row >= before[n]) if n in FALLS else (row <= before[n])).all() for n, row in after.items())
+    assert all(((row >= before[n]) if rises(n) else (row <= before[n])).all() for n, row in after.items())
     held = verify(tmp_path / "apart", model, data, device="cpu")
     assert held.problems == () and list(held.means) == ["recall", "CA-:w=2", "QA+"]
     other = {**data, "query": digits.keep(torch.arange(1, 61))}

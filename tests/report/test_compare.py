@@ -137,14 +137,39 @@ def test_a_table_says_at_which_eps_and_over_how_many_queries_r1_strong_is(tmp_pa
 
 
 def test_an_eps_of_l2_says_so(tmp_path: Path) -> None:
-    path = a_curve(an_audit(tmp_path / "a", eps=1.0), eps=1.0)
+    path = a_curve(an_audit(tmp_path / "a", eps=0.2), eps=0.2)
     audit = json.loads((path / "audit.json").read_text())
     audit["settings"]["norm"] = "l2"
     (path / "audit.json").write_text(json.dumps(audit))
-    assert "R@1 strong at L2 1 " in render(runs_table(collect([tmp_path]).entries))
-    a_curve(an_audit(tmp_path / "b", eps=1.0), eps=1.0)
+    assert "R@1 strong at L2 0.2 " in render(runs_table(collect([tmp_path]).entries))
+    a_curve(an_audit(tmp_path / "b", eps=0.2), eps=0.2)
     table = runs_table(collect([tmp_path]).entries)
-    assert "norm strong" in render(table) and "at L2 1 over" in render(table.only(["r1_strong"]))
+    assert "norm strong" in render(table)
+    told = render(table.only(["r1_strong"]))
+    assert "at L2 0.2 over" in told and "at 51/255 over" in told
+    assert [line.split()[-1] for line in render(table.only(["eps"])).splitlines()[2:4]] == ["0.2", "51/255"]
+
+
+def test_different_ensembles_behind_r1_strong_are_named(tmp_path: Path) -> None:
+    known = {"a": ["starts", "apgd", "square"], "b": ["pgd", "square"], "c": ["pgd", "square"]}
+    for name, members in known.items():
+        path = a_curve(an_audit(a_run(tmp_path / name), strong=name == "b"))
+        audit = json.loads((path / "audit.json").read_text())
+        audit["curve"]["attacks"] = {"R@1": ["ES", "LTM", *members]}
+        if name == "b":  # a strong audit tells what each member left
+            audit["strong"] = {
+                "members": ["cw", *members],
+                "after": {"recall": dict.fromkeys(["standard", *members], 1.0)},
+            }
+        (path / "audit.json").write_text(json.dumps(audit))
+    table = runs_table(collect([tmp_path]).entries)
+    (note,) = (each for each in noted(table) if "ensembles" in each)
+    assert note.endswith("with care: starts, apgd, square (a); pgd, square (b, c)")
+    assert not any("ensembles" in each for each in noted(table.only(["r1"])))
+    assert [row["members"] for row in csv.DictReader(io.StringIO(render(table, "csv")))][1:] == ["pgd, square"] * 2
+    assert json.loads(render(table, "json"))["rows"][0]["members"] == "starts, apgd, square"
+    alike = runs_table([entry for entry in collect([tmp_path]).entries if entry.name != "a"])
+    assert not any("ensembles" in each for each in noted(alike)) and "members strong" not in render(alike)
 
 
 def test_notes_name_only_what_is_shown(tmp_path: Path) -> None:

@@ -14,13 +14,16 @@ import safetensors.torch
 import torch
 
 import anchorhold as ah
+from anchorhold.attacks.menu import ATTACKS
+from anchorhold.columns import rises
 from anchorhold.errors import RunError
 from anchorhold.report import charts, gallery
-from anchorhold.report.audit_page import bars_of, command_of, verdict_of, write_audit_page
+from anchorhold.report.audit_page import MEASURES, bars_of, command_of, verdict_of, write_audit_page
 from anchorhold.report.charts import Axis, Mark, Point, Series, chart, ticks
 from anchorhold.report.collect import collect, flat_since, read_audit, read_run
 from anchorhold.report.compare_page import write_compare_page
-from anchorhold.report.curve import recall_left
+from anchorhold.report.curve import recall_left, table_of_curve
+from anchorhold.report.curve_chart import drawn_curve
 from anchorhold.report.gallery import MOST, gallery_of
 from anchorhold.report.marks import overlap
 from anchorhold.report.pictures import SHOWN, Pictures, load_pictures
@@ -75,6 +78,51 @@ def test_the_verdict_goes_by_the_last_protocol_and_names_the_strongest_attack() 
     mild, hard = columns(LTM=(50, 49), GTM=(50, 49)), columns(LTM=(50, 20), GTM=(50, 1))
     found = verdict_of({"protocols": {"published": mild, "corrected": hard}})
     assert found.level == "bad" and "GTM: clean 50.0 · after 1.0" in found.text and "79 % of the way" in found.text
+
+
+def test_the_verdict_takes_sinking_as_success_and_items_that_stay_as_no_resistance() -> None:
+    sunk = {"SPQA-": {"value": 58.6, "initial": 0.6}, "SPQA-:kept": {"value": 0.4, "initial": 0.3}}
+    raised = {"SPQA+": {"value": 10.0, "initial": 50.0}, "SPQA+:kept": {"value": 2.0, "initial": 0.1}}
+    bars = {bar.name: bar for bar in bars_of({"columns": {**raised, **sunk}})}
+    assert [*bars] == ["SPQA+", "SPQA+:kept", "SPQA-", "SPQA-:kept"]
+    assert bars["SPQA-"].way == pytest.approx(58.35, abs=0.01) and bars["SPQA+"].way == 80
+    assert bars["SPQA-:kept"].way is None and bars["SPQA-:kept"].place(bars["SPQA-:kept"].measure.goal) is None
+    assert "no goal of its own" in bars["SPQA-:kept"].tip
+    alone = verdict_of({"protocols": {"corrected": {"columns": sunk}}})
+    assert alone.level == "fair" and "come 58 % of the way" in alone.text
+    assert verdict_of({"protocols": {"corrected": {"columns": {**sunk, **raised}}}}).level == "bad"
+    held = {"SPQA-": {"value": 2.0, "initial": 0.6}, "SPQA-:kept": {"value": 80.0, "initial": 0.0}}
+    assert verdict_of({"protocols": {"corrected": {"columns": held}}}).level == "good"
+
+
+def test_every_attack_has_its_goal_on_the_page() -> None:
+    """What a measure of an attack means and where its goal lies is never left to a default."""
+    measures = {"ES": ("ES:D", "ES:R"), "GTT": ("GTT", "GTT@1"), "nearest": ("nearest", "nearest:mAP@R")}
+    measures |= {name: (name, f"{name}:kept") for name in ("SPQA+", "SPQA-")}
+    assert {name for attack in ATTACKS for name in measures.get(attack, (attack,))} == set(MEASURES)
+    assert {name for name, each in MEASURES.items() if each.goal == each.top} == {n for n in MEASURES if rises(n)}
+
+
+def test_an_eps_of_l2_is_no_fraction_of_a_pixel(tmp_path: Path) -> None:
+    """0.2, 0.4 and 1 are whole numbers of 255ths, but L2 measures the whole image."""
+    curve = {"eps": [0.0, 0.2, 0.4, 1.0], "lines": {"R@1": [50.0, 40.0, 30.0, 20.0]}, "protocol": "strong"}
+    settings = {"eps": 1.0, "alpha": 0.2, "steps": 8, "norm": "l2", "epsilons": [0.2, 0.4, 1.0]}
+    for norm, shown in (("l2", ("0.2", "0.4", "1")), ("linf", ("51/255", "102/255", "255/255"))):
+        path = an_audit(tmp_path / norm, eps=1.0)
+        audit = json.loads((path / "audit.json").read_text())
+        audit |= {"settings": {**audit["settings"], **settings, "norm": norm}, "curve": curve}
+        (path / "audit.json").write_text(json.dumps(audit))
+        words = command_of(audit).split()
+        assert words[words.index("--eps") + 1] == shown[2] and words[words.index("--alpha") + 1] == shown[0]
+        assert words[words.index("--curve") + 1] == ",".join(shown)
+        assert table_of_curve(curve, None, 100, norm)[0].split()[-3:] == [*shown]
+        drawn = drawn_curve(curve, audit)
+        assert drawn is not None and f"at ε = {shown[0]}" in drawn[0]
+        page = write_audit_page(path).read_text()
+        name = {"l2": "L2 ε", "linf": "ε"}[norm]
+        assert f"The strong attack at {name} {shown[2]} leaves" in page and f"R@1 at {name} {shown[1]} (%)" in page
+        assert f">{', '.join(shown)}<" in page  # how it was made
+        assert norm == "linf" or not re.search(r"\d/255", page)
 
 
 def test_bars_share_one_scale() -> None:

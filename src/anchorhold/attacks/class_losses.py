@@ -5,7 +5,8 @@ local maxima. These objectives see more of the list. d is a distance and σ its 
 d of class k, and y is the query's class:
 
     cross-entropy    −log softmax_y of −d_k / (τ σ)                                over all classes k
-    dlr              (d_y − min over k ≠ y of d_k) / (third smallest d_k − smallest)   (Croce and Hein, ICML 2020)
+    dlr              (d_y − min over k ≠ y of d_k) / (third smallest d_k − smallest)   (Croce and Hein, ICML 2020);
+                     without the divisor where there are two classes
     soft margin      softmin over matches of d − softmin over non-matches of d, at temperature τ σ
 
 All end where the goal's own objective ends.
@@ -56,15 +57,20 @@ def cross_entropy(temperature: float) -> Climbed:
 
 
 def dlr(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
-    """The difference of logits ratio over the nearest item of each class."""
+    """The difference of logits ratio over the nearest item of each class; with two classes the margin of these.
+
+    The ratio of two is ±1 wherever the query lies, so it has no gradient.
+    """
 
     def value(scene: Scene, d: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         near = _nearest_of_classes(scene, d, classes)
         own = _places(labels, classes)[:, None]
         others = near.scatter(1, own, torch.inf).amin(1)
-        order = near.topk(min(3, len(classes)), dim=1, largest=False).values
-        unit = (order[:, -1] - order[:, 0]).clamp(min=torch.finfo(d.dtype).tiny)
-        return (near.gather(1, own)[:, 0] - others) / unit
+        margin = near.gather(1, own)[:, 0] - others
+        if len(classes) < 3:
+            return margin
+        order = near.topk(3, dim=1, largest=False).values
+        return margin / (order[:, -1] - order[:, 0]).clamp(min=torch.finfo(d.dtype).tiny)
 
     return _climbed(value)(goal, scene, ids, targets)
 

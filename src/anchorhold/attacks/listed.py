@@ -78,6 +78,8 @@ def weighted_share(held: Tensor) -> Tensor:
 def order_value(found: Tensor, wanted: Tensor) -> Tensor:
     """(N,) the short-range rank correlation of lists (N, k) with the wanted order (N, m) of some ids, in [−1, 1].
 
+    −1 among the wanted ids is no id: its pairs do not count.
+
     >>> order_value(torch.tensor([[3, 7, 9]]), torch.tensor([[7, 3, 5]]))
     tensor([-1.], dtype=torch.float64)
     """
@@ -85,7 +87,8 @@ def order_value(found: Tensor, wanted: Tensor) -> Tensor:
     place = torch.where(same.any(2), same.long().argmax(2), -1)
     first, second = torch.triu_indices(wanted.shape[1], wanted.shape[1], 1, device=wanted.device)
     ahead = (place[:, first] >= 0) & (place[:, second] >= 0) & (place[:, first] < place[:, second])
-    return 2 * ahead.double().mean(1) - 1
+    pairs = (wanted[:, first] >= 0) & (wanted[:, second] >= 0)
+    return 2 * (ahead & pairs).double().sum(1) / pairs.sum(1).clamp(min=1) - 1
 
 
 @torch.no_grad()
@@ -103,9 +106,8 @@ def attack_lists(
     everyone = torch.arange(len(images), device=images.device)
     clean_list = lists.without_own(search(images), everyone)
     wanted = clean_list[:, :ORDERED].flip(1)
-    check(
-        goal != "order" or wanted.shape[1] >= 2, f"the goal order needs lists of at least 2 ids: raise {argument('k')}"
-    )
+    least = int((wanted >= 0).sum(1).min()) if len(wanted) else 2  # the query's own image does not count
+    check(goal != "order" or least >= 2, f"the goal order needs lists of at least 2 ids: raise {argument('k')}")
 
     def value(found: Tensor, rows: Tensor) -> Tensor:
         if goal == "order":

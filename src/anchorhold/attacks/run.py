@@ -46,6 +46,7 @@ class Attacked:
     measures: dict[str, Tensor]  # (N,) each
     image_steps: int
     queries: int = 0  # forward passes without a gradient
+    rejected: Tensor | None = None  # (N,) perturbed to an image without a finite embedding: they are clean again
 
     @property
     def success(self) -> Tensor | None:
@@ -144,14 +145,17 @@ class Attack:
             starts=None if starts is None else starts[rows, None],
         )
         perturbed[rows] = ascent.images[:, 0]
-        embeddings, early = _embedded(self.embed, perturbed, images, clean), None
+        embeddings, rejected = _embedded(self.embed, perturbed, images, clean)
+        early = None
         if before is not None:
             before[rows] = ascent.images[:, 0]  # a dropped unit did not move in the last step
             for x, positions in last:
                 before[rows[positions]] = x
-            early = _embedded(self.embed, before, images, clean)
+            before[rejected] = images[rejected]
+            early, _ = _embedded(self.embed, before, images, clean)
         measures = goal.measure(scene, ids, targets, embeddings, early)
-        return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, ascent.image_steps, ascent.queries)
+        spent = ascent.image_steps, ascent.queries
+        return Attacked(goal, ids, targets, perturbed, embeddings, early, measures, *spent, rejected)
 
 
 def _part(values: Tensor | None, which: slice) -> Tensor | None:
@@ -175,6 +179,7 @@ def _joined(goal: Goal, parts: list[Attacked]) -> Attacked:
         {name: torch.cat([part.measures[name] for part in parts]) for name in parts[0].measures},
         sum(part.image_steps for part in parts),
         sum(part.queries for part in parts),
+        whole([part.rejected for part in parts]),
     )
 
 
@@ -190,12 +195,15 @@ def _check_samples(samples: Tensor, goal: Goal, images: Tensor, ids: Tensor, tar
         raise DataError(f"{len(targets)} targets for {len(ids)} samples; give one row of targets for each")
 
 
-def _embedded(embed: Embed, images: Tensor, clean: Tensor, known: Tensor) -> Tensor:
-    """The embeddings of `images`; unchanged images keep their `known` embedding bit by bit.
+def _embedded(embed: Embed, images: Tensor, clean: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """The embeddings of `images`, and which were rejected; unchanged images keep their `known` embedding bit by bit.
 
-    Embedded again in another batch they would differ by rounding, and a rank could change without an attack.
+    Embedded again in another batch they would differ by rounding, and a rank could change without an attack. An image
+    whose embedding is not finite is no answer, so it is rejected: `images` has the clean one in its place.
     """
     embeddings = embed_all(embed, [images])
+    rejected = ~embeddings.isfinite().all(1)
+    images[rejected] = clean[rejected]
     still = (images == clean).flatten(1).all(1)
     embeddings[still] = known[still].to(embeddings.dtype)
-    return embeddings
+    return embeddings, rejected

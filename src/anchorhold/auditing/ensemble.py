@@ -12,6 +12,7 @@ from ..attacks.class_losses import DIVERSE_STEPS, diverse_starts, has_class_loss
 from ..attacks.goal import Goal, Scene
 from ..attacks.menu import goal_named
 from ..attacks.run import Attack, Attacked
+from ..columns import goal_of, rises
 from ..device import precise
 from ..model.frozen import Embed, embed_all
 from ..perturb.ascend import ascend
@@ -25,7 +26,6 @@ from .plan import AttackRun, AuditSettings
 from .realisable import FILE_FORMS
 
 __all__ = [
-    "FALLS",
     "Contest",
     "Surrogate",
     "Task",
@@ -37,7 +37,6 @@ __all__ = [
 ]
 
 RECALL = ("ES", "LTM", "GTM", "nearest", "margin")  # attacks whose goal is a wrong nearest neighbour
-FALLS = ("CA-", "QA-", "TMA", "ES:D")  # measures that the attacker raises
 _NEAR = 1e-9
 
 
@@ -57,13 +56,13 @@ class Task:
 
     def hurt(self, now: Tensor, before: Tensor) -> Tensor:
         """Where the attack improved on `before`."""
-        return now > before if self.main in FALLS else now < before
+        return now > before if rises(self.main) else now < before
 
     def lost(self, now: Tensor, gallery: int) -> Tensor:
         """Where the attack is complete: a wrong answer, rank 0, or the last rank N−1."""
-        if self.main in ("CA-", "QA-"):
+        if goal_of(self.main) == 100:
             return now >= 1 - 1.5 / gallery
-        return torch.zeros_like(now, dtype=torch.bool) if self.main in FALLS else now <= _NEAR
+        return torch.zeros_like(now, dtype=torch.bool) if rises(self.main) else now <= _NEAR
 
 
 @dataclass(frozen=True)
@@ -149,6 +148,7 @@ class Contest:
         self.embeddings = scene.clean(task.goal.side)[self.ids].clone()
         self.measures = self.initial = self.measure(self.embeddings)
         self.steps = self.queries = 0
+        self.rejected = torch.zeros(len(images), dtype=torch.bool, device=images.device)
 
     def part(self, which: Tensor) -> "Contest":
         """These samples (a mask) once more, from their clean images."""
@@ -161,14 +161,34 @@ class Contest:
             return self.task.goal.measure(self.scene, self.ids[at], aims, embeddings, embeddings)
 
     def offer(self, images: Tensor, rows: Tensor) -> None:
-        """Keep these images for the samples where they are worse for the model."""
+        """Keep these images for the samples where they are worse for the model.
+
+        Images whose embedding is not finite are no answer: they are rejected, and their samples noted.
+        """
         embeddings = embed_all(self.embed, [images])
+        usable = embeddings.isfinite().all(1)
+        if not bool(usable.all()):
+            self.rejected[rows[~usable]] = True
+            images, embeddings, rows = images[usable], embeddings[usable], rows[usable]
+            if not len(rows):
+                return
         self._remember(images, embeddings, rows)
         now = self.measure(embeddings, rows)
         worse = self.task.hurt(now[self.task.main], self.measures[self.task.main][rows])
         at = rows[worse]
         self.images[at], self.embeddings[at] = images[worse], embeddings[worse]
         self.measures = {name: row.index_copy(0, at, now[name][worse]) for name, row in self.measures.items()}
+
+    def embedded(self, images: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Embeddings of changed images of these samples; the clean one where theirs is not finite."""
+        at = slice(None) if rows is None else rows
+        embeddings = embed_all(self.embed, [images])
+        broken = ~embeddings.isfinite().all(1)
+        if bool(broken.any()):
+            self.rejected[at] |= broken
+            clean = self.scene.clean(self.task.goal.side)[self.ids[at]]
+            embeddings[broken] = clean[broken].to(embeddings.dtype)
+        return embeddings
 
     def _remember(self, images: Tensor, embeddings: Tensor, rows: Tensor) -> None:
         """Keep these images where they come nearer to a wrong neighbour: starts for `refine` and for a larger ε."""
@@ -194,7 +214,7 @@ class Contest:
         if not self.random:
             return self.embeddings, self.measures
         moved = (self.images != self.clean).flatten(1).any(1)
-        drawn = embed_all(self.embed, [self.images])
+        drawn = self.embedded(self.images)
         clean = self.scene.clean(self.task.goal.side)[self.ids]
         embeddings = torch.where(moved[:, None], drawn.to(clean), clean)
         return embeddings, self.measure(embeddings)
@@ -206,13 +226,14 @@ class Contest:
             over |= (self.targets.reshape(len(over), -1) < 0).any(1)
         return torch.nonzero(~over).squeeze(1)
 
-    def standard(self, ball: Ball, budget: Budget, starts: Tensor | None = None, method: Method = ascend) -> None:
-        """The runs of the standard audit on the whole batch, from `starts` where given."""
+    def standard(self, ball: Ball, budget: Budget, method: Method = ascend) -> None:
+        """The runs of the standard audit on the whole batch."""
         rows = torch.arange(len(self.ids), device=self.ids.device)
         for goal in self.task.first:
             attack = Attack(self.embed, self.scene, goal, ball, budget, self.key, method)
             targets = goal.targets(self.scene, self.ids, self.key)
-            done = attack.run(self.clean, self.ids, len(self.ids), targets=targets, starts=starts)
+            done = attack.run(self.clean, self.ids, len(self.ids), targets=targets)
+            self._reject(done, rows)
             self.steps += done.image_steps
             self.queries += done.queries
             self.offer(done.images, rows)
@@ -244,6 +265,11 @@ class Contest:
                 done = self._climb(member, turn, ball, rows[again], None, done.images[again])
             self.offer(done.images, rows[again])
 
+    def _reject(self, done: Attacked, rows: Tensor) -> None:
+        """Note the samples that an attack rejected."""
+        if done.rejected is not None:
+            self.rejected[rows] |= done.rejected
+
     def _key(self, member: Member, turn: int) -> Key:
         key = self.key("strong", member.name)
         return key(turn) if turn else key
@@ -272,6 +298,8 @@ class Contest:
         )
         targets = None if self.targets is None else self.targets[rows]
         done = attack.run(self.clean[rows], self.ids[rows], len(rows), targets=targets, starts=starts)
+        if foreign is None:
+            self._reject(done, rows)
         self.steps += done.image_steps
         self.queries += done.queries
         return done

@@ -1,7 +1,8 @@
 """The input of the flags: the attacked model, and the results of the audit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ..perturb.settings import VALUES_ONLY, Threat
 from ..scores import Interval
 from . import flags
 from .result import Audit
+from .shards import REJECTED
 from .subject import Subject
 
 __all__ = ["Evidence", "flags_of"]
@@ -70,9 +72,16 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
             strong=doubts,
             differentiable=climbs,
             queries=settings.steps if settings.method in VALUES_ONLY else 0,
+            rejected=_rejected(evidence.audit, doubts),
             draws=subject.draws,
         )
         return flags.examine(probe)
+
+
+def _rejected(audit: Audit, doubts: Mapping[str, Any]) -> float:
+    """The largest share of an attack's samples that had a perturbed image whose embedding is not finite."""
+    shares = [run.rejected / max(len(run.ids), 1) for run in audit.runs]
+    return max([*shares, float(doubts.get(REJECTED, 0.0)) / 100])
 
 
 def _without_scores(audit: Audit) -> Iterator[tuple[str, Interval]]:

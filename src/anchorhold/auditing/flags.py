@@ -20,6 +20,7 @@ from ..model.frozen import connected, embed_all
 from ..perturb.ball import Ball
 from ..perturb.settings import Budget
 from .probe import FEW, NOTHING, QUARTER, SEPARABLE, Probe
+from .realisable import in_8_bits
 
 __all__ = ["FLAGS", "Flag", "Probe", "examine", "image_steps_at_most"]
 
@@ -76,17 +77,28 @@ def not_deterministic(probe: Probe) -> Flag | None:
 
 
 def nan_embeddings(probe: Probe) -> Flag | None:
-    """Embeddings of the samples or of the scene are not finite."""
+    """Embeddings of the samples or of the scene are not finite, or of perturbed images in the audit."""
     everything = (probe.clean, probe.scene.queries, probe.scene.gallery)
     broken = max(float((~e.isfinite().all(1)).double().mean()) for e in everything)
     if broken > 0:
         said = f"{broken:.1%} of the embeddings contain NaN or infinity: ranks and scores have no meaning"
         return Flag("nan-embeddings", said, broken, 0.0)
+    if probe.differentiable:  # a function without gradients is refused where it gives NaN
+        broken = float((~embed_all(probe.embed, [probe.noisy]).isfinite().all(1)).double().mean())
+    if (broken := max(broken, probe.rejected)) > 0:
+        said = f"changed images of {broken:.1%} of the samples have embeddings with NaN or infinity"
+        said += ": they count as failed attacks, so the model may be less robust than its numbers"
+        return Flag("nan-embeddings", said, broken, 0.0)
     return None
 
 
 def zero_gradient(probe: Probe) -> Flag | None:
-    """Input gradients are exactly zero, or have the same (or opposite) signs for all samples."""
+    """Input gradients are zero, have the same (or opposite) signs for all samples, or are not finite."""
+    broken = float((~probe.gradients.isfinite()).any(1).double().mean()) if len(probe.gradients) else 0.0
+    if broken > 0:
+        said = f"gradients are not finite for {broken:.0%} of the queries, and count as zero there: "
+        said += "look for the root, norm or logarithm of 0 in the model, or use ah.wrap(…, gradients=False)"
+        return Flag("zero-gradient", said, broken, 0.0)
     signs = probe.gradients.sign()
     alive = signs[signs.abs().sum(1) > 0]
     alike = len(alive) >= 8 and bool(((alive * alive[0]).sum(1).abs() == alive[0].abs().sum()).all())
@@ -148,10 +160,7 @@ def unbounded_attack_fails(probe: Probe) -> Flag | None:
 
 def noise_as_strong(probe: Probe) -> Flag | None:
     """Random noise of length ε moves samples as far as ES."""
-    x = probe.images[:, None]
-    random = probe.key("noise").normal(probe.ids, x.shape[1:], x.dtype).to(x.device)
-    noisy = probe.ball.project(probe.ball.step(x, random, probe.ball.eps), x)[:, 0]
-    as_far = probe.short_of(probe.shift(noisy), probe.pushed.measures["ES:D"], 1.0)
+    as_far = probe.short_of(probe.shift(probe.noisy), probe.pushed.measures["ES:D"], 1.0)
     if probe.evident(as_far):
         said = f"random noise moves {as_far:.0%} of the queries as far as the attack: its gradients are useless"
         return Flag("noise-as-strong", said, as_far, QUARTER)
@@ -222,7 +231,7 @@ def small_gallery(probe: Probe) -> Flag | None:
 def not_8_bit(probe: Probe) -> Flag | None:
     """Perturbations have another effect once the image is saved in 8 bits."""
     before = probe.pushed.measures["ES:D"]
-    after = probe.shift((probe.pushed.images * 255).round() / 255)
+    after = probe.shift(in_8_bits(probe.pushed.images))
     changed = float(((after - before).abs() > CHANGED * before).double().mean())
     if probe.evident(changed):
         said = (

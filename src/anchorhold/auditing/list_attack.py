@@ -8,7 +8,7 @@ print(found); found.curve
 import json
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,23 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.listed import ListGoal, Lists, Search, attack_lists
-from ..columns import pixel_fraction
+from ..columns import radius
 from ..console import Report, Silent
-from ..device import device_named, living_on
+from ..device import computer_of, device_named, living_on
 from ..errors import AnchorholdError, DataError, ModelError, check, lacks_memory
 from ..extensions import kind_of, reason_of
 from ..geometry import retrieve
 from ..interface import argument
 from ..model.chunked import chunked
 from ..model.frozen import embed_images, frozen
-from ..model.wrap import as_victim
+from ..model.preprocessing import preprocessing_of
+from ..model.wrap import Victim, as_victim, fingerprint_of, hub_of
 from ..perturb.settings import Threat, threat_of
 from ..random import Key
+from ..runs.provenance import provenance
+from ..runs.schemas import LIST_SCHEMA
 from ..runs.writing import atomic
-from .classes import part_of
+from .classes import Classes, part_of
 from .inputs import Data, Material, prepare, sample
 
 __all__ = ["ListAttack", "attack_list"]
@@ -55,6 +58,7 @@ class ListAttack:
     images: Tensor
     right: Tensor
     settings: dict[str, Any]
+    about: dict[str, Any] = field(default_factory=dict)  # model, data, versions, device and commit
 
     @property
     def queries(self) -> int:
@@ -68,8 +72,9 @@ class ListAttack:
         return [(place, self.r1[place - 1]) for place in (*places, len(self.r1))]
 
     def to_dict(self) -> dict[str, Any]:
-        """Settings and curve, for JSON."""
-        return {"settings": self.settings, "curve": self.curve, "images": len(self.ids), "queries": self.queries}
+        """Settings, curve, and what the numbers are from, for JSON."""
+        found = {"curve": self.curve, "images": len(self.ids), "queries": self.queries}
+        return {"schema": LIST_SCHEMA, "settings": self.settings, **self.about, **found}
 
     def save(self, path: str | Path) -> Path:
         """Write `to_dict` as JSON."""
@@ -80,9 +85,7 @@ class ListAttack:
 
     def __str__(self) -> str:
         s = self.settings
-        head = (
-            f"{len(self.ids):,} images, lists of {s['k']}, goal {s['goal']}, {s['norm']}, ε {pixel_fraction(s['eps'])}"
-        )
+        head = f"{len(self.ids):,} images, lists of {s['k']}, goal {s['goal']}, {radius(s['eps'], s['norm'])}"
         lines = [head, f"{'queries':>10}{'R@1':>8}", *(f"{queries:>10,}{r1:>8.1f}" for queries, r1 in self.curve)]
         return "\n".join([*lines, f"{self.queries:,} queries in all"])
 
@@ -103,6 +106,7 @@ def attack_list(
     device: str = "auto",
     resize: int | None = None,
     crop: int | None = None,
+    classes: Classes = "unseen",
     report: Report | None = None,
 ) -> ListAttack:
     """Attack with nothing but returned lists, and tell R@1 against the number of queries.
@@ -123,6 +127,7 @@ def attack_list(
         device: of a model: auto, cpu, cuda or cuda:N.
         resize: resize files to this square before the crop, instead of the model's; encoders resize the shorter side.
         crop: the side of the square that the model sees, instead of the model's.
+        classes: unseen or all, of data without a test split that a model was trained on.
         report: receives progress messages.
 
     >>> from anchorhold import Embedder, dataset
@@ -145,9 +150,11 @@ def attack_list(
     if model is None and not callable(search):
         raise ModelError(f"search is {kind_of(search)}; give a model, or a function from images to ids (B, k)")
     where = device_named(device) if model is not None else torch.device("cpu")
+    check(classes == "unseen" or model is not None, "classes are of a model and its training: leave classes out")
+    attacked = ""
     if model is not None:  # as in an audit: classes of a folder that the model was trained on are left out
-        part = part_of(data, (model,))
-        data = part.data
+        part = part_of(data, (model,), classes, preprocessing_of(model).told(resize, crop).for_pictures)
+        data, attacked = part.data, part.recorded
         for note in (f"attacked: {part.recorded}", *part.notes):
             report.say(note)
     material = prepare(data, model or nn.Identity(), where, report, resize, crop)
@@ -164,6 +171,9 @@ def attack_list(
         "goal": goal,
         "limit": limit,
         "seed": seed,
+        "resize": resize,
+        "crop": crop,
+        "classes": classes,
     }
     with ExitStack() as stack:
         asked: Search
@@ -188,7 +198,20 @@ def attack_list(
         torch.cat([part.images for part in parts]).cpu(),
         torch.cat([part.right for part in parts]).cpu(),
         settings,
+        {
+            "model": _described(search if model is None else model),
+            "data": material.describe() | ({"part": attacked} if attacked else {}),
+            **provenance(computer_of(where)),
+        },
     )
+
+
+def _described(search: Any) -> dict[str, Any]:
+    """A model by its class and weights, a search function by its name."""
+    if not isinstance(search, nn.Module):
+        return {"search": getattr(search, "__name__", type(search).__name__)}
+    inner = search.module if isinstance(search, Victim) else search
+    return {"kind": type(inner).__name__, "weights": fingerprint_of(search), **hub_of(search)}
 
 
 def _by_vectors(

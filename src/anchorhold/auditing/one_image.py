@@ -33,7 +33,8 @@ from .black_box import usable
 from .draws import on_draws, still
 from .inputs import Data, Material, prepare
 from .plan import AuditSettings, effort
-from .standard import NEIGHBOURS, shown_lists, to_bytes
+from .realisable import to_bytes
+from .standard import NEIGHBOURS, shown_lists
 from .subject import climbed
 
 __all__ = ["Reading", "Single", "Stage", "attack", "staged", "write_png"]

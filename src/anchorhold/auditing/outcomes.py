@@ -118,6 +118,7 @@ class RunRows:
     seconds: float
     image_steps: int
     start_seed: int = 0
+    rejected: int = 0  # samples with a perturbed image whose embedding was not finite
 
     @property
     def protocols(self) -> tuple[str, ...]:

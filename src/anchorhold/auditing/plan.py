@@ -1,7 +1,7 @@
 """The settings of an audit, and the attack runs that follow from them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from typing import Any, Literal
 
@@ -167,9 +167,9 @@ def effort(method: str, threat: Threat | str, eps: float | None, alpha: float | 
 
 
 def curve_levels(
-    epsilons: Sequence[float] | None, threat: Threat, method: str, protocols: Sequence[str], usual: bool
+    epsilons: Sequence[float] | float | None, threat: Threat, method: str, protocols: Sequence[str], usual: bool
 ) -> tuple[float, ...]:
-    """Each ε of the curve of R@1, the smallest first.
+    """Each ε of the curve of R@1, the smallest first; a single number is one ε.
 
     None asks for the default: an eighth, a quarter, a half and all of the threat's ε. An audit has it unless you chose
     its attacks, another method than PGD, or the published protocol alone.
@@ -177,7 +177,12 @@ def curve_levels(
     if epsilons is None:
         able = usual and method == "pgd" and "corrected" in protocols  # queries to a service may cost
         return tuple(threat.eps * share for share in SHARES) if able and threat.eps and threat.budget_steps else ()
-    return tuple(sorted(set(epsilons)))
+    several = isinstance(epsilons, Iterable) and not isinstance(epsilons, str)
+    every: list[Any] = [*epsilons] if several else [epsilons]  # type: ignore[misc]
+    for each in every:
+        known = hasattr(each, "__float__") and not isinstance(each, bool)
+        check(known, f"each ε of {argument('epsilons', 'curve')} is a number such as 8 / 255, not {each!r}")
+    return tuple(sorted(set(every)))
 
 
 def _takes(goal: Goal) -> str:

@@ -54,6 +54,7 @@ class Probe:
     strong: Mapping[str, Any] = field(default_factory=dict)  # the `doubts` of a strong audit
     differentiable: bool = True  # whether the model gives gradients
     queries: int = 0  # of each attack of the audit, where it took no gradients
+    rejected: float = 0.0  # largest share of an attack's samples with a perturbed image without a finite embedding
     draws: int = 1  # of a random model, over which `embed` is the mean
 
     @cached_property
@@ -104,6 +105,13 @@ class Probe:
         """The samples after ES, each from the same tiny start."""
         attack = Attack(self.embed, self.scene, ATTACKS["ES"]("corrected"), ball, budget, self.key)
         return attack.run(self.images, self.ids)
+
+    @cached_property
+    def noisy(self) -> Tensor:
+        """The samples with random noise of length ε."""
+        x = self.images[:, None]
+        random = self.key("noise").normal(self.ids, x.shape[1:], x.dtype).to(x.device)
+        return self.ball.project(self.ball.step(x, random, self.ball.eps), x)[:, 0]
 
     @cached_property
     def pushed(self) -> Attacked:

@@ -10,25 +10,36 @@ from torch import Tensor
 from ..errors import check
 from ..perturb.ball import Ball
 
-__all__ = ["FILE_FORMS", "in_8_bits", "levels_within", "through_jpeg"]
+__all__ = ["FILE_FORMS", "JPEG_CHANNELS", "in_8_bits", "levels_within", "through_jpeg", "to_bytes"]
+
+JPEG_CHANNELS = (1, 3)
 
 QUALITY = 90
 HALVINGS = 16
 
 
+def _levels(images: Tensor) -> Tensor:
+    """Images in [0, 1] as the nearest levels 0 … 255, in their own dtype."""
+    return (images.detach() * 255).round().clamp(0, 255)
+
+
 def in_8_bits(images: Tensor) -> Tensor:
     """Images in [0, 1] rounded to multiples of 1/255."""
-    return (images * 255).round().clamp(0, 255) / 255
+    return _levels(images) / 255
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """NCHW images in [0, 1] as NHWC uint8."""
+    return _levels(images).to(torch.uint8).permute(0, 2, 3, 1)
 
 
 def through_jpeg(images: Tensor, quality: int = QUALITY) -> Tensor:
     """NCHW images after saving and loading as JPEG; they may leave the ε ball."""
     from PIL import Image
 
-    check(images.shape[1] in (1, 3), f"JPEG holds 1 or 3 channels, not {images.shape[1]}")
-    bytes_ = (images.detach() * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy()
+    check(images.shape[1] in JPEG_CHANNELS, f"JPEG holds 1 or 3 channels, not {images.shape[1]}")
     back = []
-    for pixels in bytes_:
+    for pixels in to_bytes(images).cpu().numpy():
         buffer = io.BytesIO()
         Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels).save(buffer, "JPEG", quality=quality)
         back.append(torch.from_numpy(np.asarray(Image.open(buffer)).reshape(pixels.shape).copy()))
@@ -61,7 +72,7 @@ def _levels_within_l2(images: Tensor, centre: Tensor, eps: float) -> Tensor:
 
 
 # Perturbed images as files, from the images, the clean ones and their ball.
-FILE_FORMS: dict[str, Callable[[Tensor, Tensor, Ball], Tensor]] = {
+FILE_FORMS: dict[str, Callable[[Tensor, Tensor, Ball], Tensor]] = {  # JPEG for 1 or 3 channels alone
     "8 bits": lambda images, clean, ball: levels_within(images, clean, ball).to(images.dtype) / 255,
     "JPEG 90": lambda images, clean, ball: through_jpeg(images),
 }

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..columns import pixel_fraction
+from ..columns import length
 from ..errors import RunError, check
 from ..interface import option, replacing
 from ..runs.audits import read_audit
@@ -79,21 +79,21 @@ def _of_subject(known: Mapping[str, Any], weights: str, data: Mapping[str, Any])
 
 def _of_settings(was: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     """What is lost by these settings."""
-    now = asdict(settings)
+    now, norm = asdict(settings), str(was.get("norm") or "linf")
     lost = []
     for name, said in (("attacks", ""), ("protocols", "the protocol ")):
         gone = [str(each) for each in was.get(name) or () if each not in now[name]]
         lost += [said + ", ".join(gone)] if gone else []
     size = number(was.get("eps"))
     if size is not None and abs(size - settings.eps) > 1e-9:
-        lost.append(f"its ε {pixel_fraction(size)} (now {pixel_fraction(settings.eps)})")
-    length = number(was.get("alpha"))
-    if length is not None and abs(length - settings.alpha) > 1e-9:
-        lost.append(f"its step size {pixel_fraction(length)} (now {pixel_fraction(settings.alpha)})")
+        lost.append(f"its ε {length(size, norm)} (now {length(settings.eps, settings.norm)})")
+    step = number(was.get("alpha"))
+    if step is not None and abs(step - settings.alpha) > 1e-9:
+        lost.append(f"its step size {length(step, norm)} (now {length(settings.alpha, settings.norm)})")
     levels = [level for level in map(number, was.get("epsilons") or ()) if level is not None]
     gone_levels = [level for level in levels if all(abs(level - each) > 1e-9 for each in settings.epsilons)]
     if gone_levels:
-        lost.append(f"R@1 at ε {', '.join(map(pixel_fraction, gone_levels))}")
+        lost.append(f"R@1 at ε {', '.join(length(each, norm) for each in gone_levels)}")
     if was.get("strength") == "strong" and settings.strength != "strong":
         lost.append("the strong audit")
     starts = number(was.get("seeds"))

@@ -60,7 +60,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import safetensors.torch
 from torch import Tensor
 
-from ..columns import pixel_fraction
+from ..columns import as_text, length
 from ..display import frame_of
 from ..interface import worded
 from ..perturb.settings import VALUES_ONLY
@@ -260,7 +260,7 @@ def _table(audit: Audit) -> str:
         *([f"attacked: {data['part']}"] if data.get("part") else []),
         f"{how}, seed {s['seed']}; {'mean ± std, ' if several else ''}[95 % intervals]",
         "",
-        "clean   " + "  ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items()),
+        "clean   " + "  ".join(f"{name} {as_text(column.value, name)}" for name, column in audit.clean.items()),
         "",
         *_headline(audit, queries),
         f"{'':{HEAD}}" + "".join(f"{name:>{wide}}" for name in audit.protocols),
@@ -298,7 +298,7 @@ def _without_curve(audit: Audit) -> str:
     if audit.curve is not None or not able:
         return ""
     more = "" if {*RECALL} & {*s["attacks"]} else ", and margin to the attacks"
-    eps = pixel_fraction(s["eps"])
+    eps = length(s["eps"], s.get("norm", "linf"))
     return f"R@1 against ε was not measured; add {worded(f'--curve {eps}', f'epsilons=[{eps}]')}{more}"
 
 
@@ -306,8 +306,8 @@ def _headline(audit: Audit, queries: int) -> list[str]:
     """R@1 against ε, before everything else."""
     if audit.curve is None:
         return []
-    clean = audit.clean.get("R@1")
-    return [*table_of_curve(audit.curve, None if clean is None else clean.value, queries), ""]
+    clean, norm = audit.clean.get("R@1"), audit.settings.get("norm", "linf")
+    return [*table_of_curve(audit.curve, None if clean is None else clean.value, queries, norm), ""]
 
 
 def _cell(number: ColumnValue | Score | None, name: str) -> str:

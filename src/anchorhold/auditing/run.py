@@ -30,6 +30,7 @@ from ..model.no_gradients import gives_gradients
 from ..model.preprocessing import preprocessing_of
 from ..model.wrap import as_victim, fingerprint_of
 from ..perturb.settings import VALUES_ONLY, Threat
+from ..report.pictures import SHOWN_CHANNELS
 from ..runs.locks import one_writer
 from ..runs.provenance import provenance
 from .black_box import how_attacked, usable
@@ -47,7 +48,7 @@ from .result import Audit, Flag
 from .sample_size import audit_until, check_until
 from .standard import attack_all
 from .strong import Strong, additions, strengthen
-from .subject import Subject, clean_columns, subject_of, surrogate_of
+from .subject import Subject, clean_columns, subject_of, surrogate_of, without_match
 from .thumbnails import pictures_of
 
 __all__ = ["audit"]
@@ -69,7 +70,7 @@ def audit(
     method: Literal["pgd", "fgsm", "cw", "square", "nes"] = "pgd",
     strength: Literal["standard", "strong"] = "standard",
     surrogate: nn.Module | None = None,
-    epsilons: Sequence[float] | None = None,
+    epsilons: Sequence[float] | float | None = None,
     until: float | None = None,
     seed: int = 0,
     seeds: int = 1,
@@ -103,8 +104,8 @@ def audit(
         method: pgd, fgsm or cw; square and nes take no gradients. A model without gradients is attacked by square.
         strength: strong adds the ensemble of `auditing.members`.
         surrogate: a second model; the strong audit transfers perturbations from it.
-        epsilons: each ε of the curve of R@1 under the strong attack. By default an eighth, a quarter, a half and all
-            of the threat's ε, unless you choose `attacks` or `until`; () leaves the curve out.
+        epsilons: each ε of the curve of R@1 under the strong attack, or one. By default an eighth, a quarter, a half
+            and all of the threat's ε, unless you choose `attacks` or `until`; () leaves the curve out.
         until: add queries until the interval of ERS is ± this many points.
         seed: of all random draws.
         seeds: number of random starts, where the budget has a random start. Results are means over them.
@@ -269,6 +270,8 @@ def _audited(
             *_on_draws(model),
             *_on_output(subject.model, model["dim"]),
             *subject.material.remarks,
+            *_on_matches(subject),
+            *_on_channels(shown),
             *(note for each in outcomes.values() for note in each.notes),
         ),
         seconds=spent + time.monotonic() - begun,
@@ -297,6 +300,21 @@ def _on_draws(model: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     single = f"all numbers are of these means; single answers have a clean R@1 of {model['single_answers_r1']:.1f}"
     return (on_draws(draws), single, "there are no receipts: nobody gets the same answers again")
+
+
+def _on_matches(subject: Subject) -> tuple[str, ...]:
+    """A note where queries cannot be answered right."""
+    lost, count = without_match(subject.scene), len(subject.scene.labels)
+    if not lost:
+        return ()
+    said = f"{lost:,} of {count:,} queries have no other image of their class in the gallery"
+    return (f"{said}: R@1 counts them as wrong",)
+
+
+def _on_channels(rows: Sequence[RunRows]) -> tuple[str, ...]:
+    """A note where images cannot be shown."""
+    count = next((run.examples["clean"].shape[3] for run in rows if "clean" in run.examples), 3)
+    return () if count in SHOWN_CHANNELS else (f"the images have {count} channels, so the page has no pictures",)
 
 
 def _on_output(model: nn.Module, dim: int) -> tuple[str, ...]:

@@ -26,8 +26,9 @@ from ..runs.locks import tidy
 from ..runs.sealed import check_seal, save_sealed
 from ..runs.writing import atomic, no_link
 
-__all__ = ["Shard", "Shards", "as_known", "but_sample"]
+__all__ = ["REJECTED", "Shard", "Shards", "as_known", "but_sample", "joined_rows"]
 
+REJECTED = "rejected"  # the row of samples with a perturbed image whose embedding was not finite
 _IDS = (torch.int64,)
 _MEASURED = (torch.float32, torch.float64, torch.bool)
 
@@ -39,6 +40,17 @@ class Shard:
     rows: dict[str, Tensor]
     seconds: float
     image_steps: int
+
+
+def joined_rows(shards: Sequence[Shard]) -> dict[str, Tensor]:
+    """The rows of several batches as one; a batch without rejected samples has no row of them."""
+    rows = {
+        name: torch.cat([shard.rows[name].cpu() for shard in shards]) for name in shards[0].rows if name != REJECTED
+    }
+    if any(REJECTED in shard.rows for shard in shards):
+        every = (shard.rows.get(REJECTED, torch.zeros(len(shard.rows["ids"]), dtype=torch.bool)) for shard in shards)
+        rows[REJECTED] = torch.cat([row.cpu() for row in every])
+    return rows
 
 
 class _Rows(dict[str, Tensor]):

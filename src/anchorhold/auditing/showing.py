@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..columns import NOT_PERCENT, pixel_fraction
+from ..columns import as_text, radius
 from ..console import shown
 from ..display import html_table
 from ..report.curve import shown_lines, spans_of
@@ -59,7 +59,7 @@ def line_of(audit: "Audit") -> str:
 
     The table is for `print`; a notebook shows this where it shows no HTML.
     """
-    told = [f"R@1 {audit.clean['R@1'].value:.1f}"] if "R@1" in audit.clean else []
+    told = [f"R@1 {as_text(audit.clean['R@1'].value, 'R@1')}"] if "R@1" in audit.clean else []
     for protocol, outcome in audit.protocols.items():
         first = next(iter(scores_of(outcome).items()), None)
         if first is None and outcome.columns:
@@ -70,7 +70,7 @@ def line_of(audit: "Audit") -> str:
 
 
 def _where(audit: "Audit") -> str:
-    return f"{audit.data['query']['name']}, ε {pixel_fraction(audit.settings['eps'])}"
+    return f"{audit.data['query']['name']}, {radius(audit.settings['eps'], audit.settings.get('norm', 'linf'))}"
 
 
 def html_of(audit: "Audit") -> str:
@@ -80,16 +80,16 @@ def html_of(audit: "Audit") -> str:
         found = [outcome.columns.get(name) for outcome in protocols.values()]
         before = next((each.initial for each in found if each is not None), None)
         cells = ["–" if each is None else number_in_words(each, name) for each in found]
-        rows.append([name, "–" if before is None else _plain(before, name), *cells])
+        rows.append([name, as_text(before, name), *cells])
     listed = [scores_of(outcome) for outcome in protocols.values()]
     for name in dict.fromkeys(name for each in listed for name in each):
         rows.append([name, "", *(number_in_words(each[name], name) if name in each else "–" for each in listed)])
     for name, values in shown_lines(audit.curve["lines"]).items() if audit.curve else ():
         for eps, value in zip(audit.curve["eps"] if audit.curve else (), values):
-            at = f"{name} at ε {pixel_fraction(eps) if eps else 0}"
-            rows.append([at, "", *[""] * (len(protocols) - 1), "–" if value is None else _plain(value, name)])
+            at = f"{name} at {radius(eps, audit.settings.get('norm', 'linf')) if eps else 'ε 0'}"
+            rows.append([at, "", *[""] * (len(protocols) - 1), as_text(value, name)])
     asked, total = audit.data["attacked"][0], audit.data["images"][0]
-    clean = ", ".join(f"{name} {column.value:.1f}" for name, column in audit.clean.items())
+    clean = ", ".join(f"{name} {as_text(column.value, name)}" for name, column in audit.clean.items())
     part = f"; attacked: {audit.data['part']}" if audit.data.get("part") else ""
     notes = [*(f"flag {flag.name}: {flag.message}" for flag in audit.flags), *(f"note: {note}" for note in audit.notes)]
     return html_table(
@@ -106,11 +106,7 @@ def number_in_words(number: ColumnValue | Score, name: str) -> str:
     span = (
         ""
         if number.low is None or number.high is None
-        else f" [{_plain(number.low, name)}, {_plain(number.high, name)}]"
+        else f" [{as_text(number.low, name)}, {as_text(number.high, name)}]"
     )
     std = number.std if isinstance(number, ColumnValue) else None
-    return _plain(number.value, name) + ("" if std is None else f" ± {_plain(std, name)}") + span
-
-
-def _plain(value: float, name: str) -> str:
-    return f"{value:.{3 if name in NOT_PERCENT else 1}f}"
+    return as_text(number.value, name) + ("" if std is None else f" ± {as_text(std, name)}") + span

@@ -25,7 +25,7 @@ from .black_box import usable
 from .inputs import Data
 from .one_image import Reading, staged, write_png
 from .plan import effort
-from .standard import to_bytes
+from .realisable import to_bytes
 
 __all__ = ["HIGHEST", "SmallestPerturbation", "smallest_perturbation"]
 

@@ -8,19 +8,20 @@ from torch import Tensor
 
 from ..attacks.goal import Goal, Scene, aimed
 from ..attacks.run import Attack, Attacked
+from ..columns import rises
 from ..device import precise
 from ..errors import check
 from ..geometry import Retrieved, euclidean, retrieve
 from ..random import Key
 from .outcomes import RunRows
 from .plan import AttackRun
-from .shards import Shard
+from .realisable import to_bytes
+from .shards import REJECTED, Shard, joined_rows
 from .subject import Subject
 
-__all__ = ["NEIGHBOURS", "attack_all", "shown_lists", "to_bytes"]
+__all__ = ["NEIGHBOURS", "attack_all", "shown_lists"]
 
 NEIGHBOURS = 10  # shown before and after in the examples
-_LOW_IS_GOOD = ("CA-", "QA-", "SPQA-", "TMA")
 
 
 def attack_all(run: AttackRun, subject: Subject) -> RunRows:
@@ -80,6 +81,8 @@ def _rows(run: AttackRun, result: Attacked, images: Tensor, scene: Scene) -> dic
     rows = {"ids": result.ids, "shift": euclidean(result.embeddings, clean).double()}
     if result.targets is not None:
         rows["targets"] = result.targets
+    if result.rejected is not None and bool(result.rejected.any()):
+        rows[REJECTED] = result.rejected
     for goal in run.goals:
         after = result.measured(goal, scene)
         named = goal.kept or goal.name
@@ -99,7 +102,7 @@ def _by_resistance(run: AttackRun, rows: Mapping[str, Tensor]) -> Tensor:
     goal = run.goals[-1]
     name = goal.kept or goal.name
     held = rows[f"after/{goal.protocol}/{name}"]
-    held = -held if name in _LOW_IS_GOOD else held
+    held = -held if rises(name) else held
     order = rows["shift"].argsort(descending=True, stable=True)
     return order[held[order].argsort(stable=True)]
 
@@ -142,14 +145,9 @@ def shown_lists(
     return asked, before, after
 
 
-def to_bytes(images: Tensor) -> Tensor:
-    """NCHW images in [0, 1] as NHWC uint8."""
-    return (images.detach() * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
-
-
 def _joined(run: AttackRun, shards: Sequence[Shard]) -> Shard:
     """The rows of all batches, with three examples."""
-    rows = {name: torch.cat([shard.rows[name].cpu() for shard in shards]) for name in shards[0].rows}
+    rows = joined_rows(shards)
     order = _by_resistance(run, rows)
     place = torch.empty_like(order)
     place[order] = torch.arange(len(order))
@@ -186,4 +184,5 @@ def _gathered(run: AttackRun, whole: Shard) -> RunRows:
         examples={n.removeprefix("example/"): row for n, row in rows.items() if n.startswith("example/")},
         seconds=whole.seconds,
         image_steps=whole.image_steps,
+        rejected=int(rows[REJECTED].sum()) if REJECTED in rows else 0,
     )

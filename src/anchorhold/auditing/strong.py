@@ -4,7 +4,7 @@ A wrong neighbour is attacked at several ε, all other goals at the audit's own.
 one before, and R@1 can only fall as ε grows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 from ..attacks.goal import Goal
 from ..attacks.menu import ATTACKS
-from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units
+from ..columns import ERS_COLUMNS, NOT_PERCENT, in_units, rises
 from ..geometry import euclidean
-from ..model.frozen import Embed, embed_all
+from ..model.frozen import Embed
 from ..perturb.ball import Ball
 from ..perturb.settings import VALUES_ONLY
 from ..scores import ers
 from .curves import curve_of
-from .ensemble import FALLS, Contest, Surrogate, Task, queries_at_most, steps_at_most
+from .ensemble import Contest, Surrogate, Task, queries_at_most, steps_at_most
 from .members import BLACK, MEMBERS, SQUARE_QUERIES, WARM, Member
 from .outcomes import Outcome, RunRows
 from .plan import AuditSettings
-from .realisable import FILE_FORMS, levels_within
+from .realisable import FILE_FORMS, JPEG_CHANNELS, levels_within
 from .receipts import Receipts, receipted
-from .shards import Shard
+from .shards import REJECTED, Shard, joined_rows
 from .subject import Subject
 
 __all__ = [
@@ -120,6 +120,7 @@ def strengthen(
             kept = {n.removeprefix("receipt/"): r for n, r in known.rows.items() if n.startswith("receipt/")}
             receipts[task.name] = kept
     doubts = _doubts(chosen, whole, members)
+    files = {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS}
     curve: dict[str, Any] | None = None
     curve_rows: dict[str, Tensor] = {}
     if epsilons:
@@ -137,7 +138,7 @@ def strengthen(
             "image_steps": 0 if blind else sum(run.image_steps for run in runs),
             "queries": int(sum(rows["queries"].sum() for rows in whole.values())),
             "after": {task.name: _after(task, whole[task.name], members) for task in chosen},
-            "realisable": {form: _columns(chosen, whole, f"{form}/") for form in FILE_FORMS},
+            "realisable": {form: each for form, each in files.items() if each["columns"]},
         },
         doubts,
         receipts,
@@ -172,8 +173,7 @@ def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> 
             return rows, embed.images if blind else contest.steps
 
         parts = shards.each(label, batches, made, kept, subject.material.side(task.goal.side), climbed)
-    joined = {name: torch.cat([each.rows[name].cpu() for each in parts]) for name in parts[0].rows}
-    every = Shard(joined, sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
+    every = Shard(joined_rows(parts), sum(each.seconds for each in parts), sum(each.image_steps for each in parts))
     return shards.keep(label, None, every, made)
 
 
@@ -186,30 +186,63 @@ def _climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings,
     rows |= _entered(contest, ensemble, settings, ball)
     rows |= _snapshot(contest, ball, kept)
     own = ensemble.ladder.index(ball.eps)
-    curve = {own: rows[f"held/{task.main}"]}
+    held = rows[f"held/{task.main}"]
     # A sample that is beaten at an ε is beaten at every larger one. Where the attack found nothing, it is taken to find
     # nothing at smaller ε. So each sample is attacked until its level is known, and no further.
-    for places, falls in ((range(own - 1, -1, -1), True), (range(own + 1, len(ensemble.ladder)), False)):
-        at, last = contest, torch.arange(len(contest.ids), device=contest.ids.device)
-        for place, before in zip(places, (own, *places)):
-            over = task.lost(at.measures[task.main], len(contest.scene.gallery))
-            asked = (over if falls else ~over) & ~task.lost(at.initial[task.main], len(contest.scene.gallery))
-            curve[place] = curve[before].clone()
-            if not bool(asked.any()):
-                at, last = at.part(asked), last[asked]
-                continue
-            here = replace(ball, eps=ensemble.ladder[place])
-            starts, last = here.project(at.found()[asked], at.clean[asked]), last[asked]
-            at = at.part(asked)
-            found = _entered(at, ensemble, settings, here, starts)
-            curve[place][last] = at.answer()[1][task.main]
-            for name in (each for each in found if falls and each.startswith("beaten/")):
-                rows[name] = rows[name].index_put((last,), rows[name][last] | found[name])
-            contest.steps += at.steps
-            contest.queries += at.queries
+    smaller, beaten = _climb_on(contest, held, ensemble, settings, range(own - 1, -1, -1), _beaten)
+    larger, _ = _climb_on(contest, held, ensemble, settings, range(own + 1, len(ensemble.ladder)), _holding)
+    rows |= {name: rows[name] | row for name, row in beaten.items()}
+    curve = {own: held, **smaller, **larger}
     rows |= {f"curve/{place}": row for place, row in curve.items()}
+    rows |= {REJECTED: contest.rejected} if bool(contest.rejected.any()) else {}
     rows["queries"] = torch.tensor([contest.queries])
     return rows
+
+
+def _climb_on(
+    contest: Contest,
+    held: Tensor,
+    ensemble: Ensemble,
+    settings: AuditSettings,
+    places: Sequence[int],
+    asks: Callable[[Contest], Tensor],
+) -> tuple[dict[int, Tensor], dict[str, Tensor]]:
+    """Climb from the results of a contest along the ladder, each ε from the one before it.
+
+    `held` is the contested measure at the audit's own ε. `asks` are the samples that are attacked at the next ε; the
+    others keep their result. Returns the contested measure at each place, and which samples the members of each kind
+    beat at one of them.
+    """
+    at, numbers = contest, torch.arange(len(contest.ids), device=contest.ids.device)
+    now, levels = held, {}
+    beaten: dict[str, Tensor] = {}
+    for place in places:
+        asked, now = asks(at), now.clone()
+        found, clean = at.found()[asked], at.clean[asked]
+        at, numbers, levels[place] = at.part(asked), numbers[asked], now
+        if not len(numbers):
+            continue
+        here = replace(settings.ball, eps=ensemble.ladder[place])
+        rows = _entered(at, ensemble, settings, here, here.project(found, clean))
+        now[numbers] = at.answer()[1][contest.task.main]
+        for name in (each for each in rows if each.startswith("beaten/")):
+            beaten.setdefault(name, torch.zeros(len(contest.ids), dtype=torch.bool, device=now.device))
+            beaten[name][numbers] |= rows[name]
+        contest.rejected[numbers] |= at.rejected
+        contest.steps += at.steps
+        contest.queries += at.queries
+    return levels, beaten
+
+
+def _beaten(contest: Contest) -> Tensor:
+    """Samples that fell to an attack: a smaller ε may be enough."""
+    task, size = contest.task, len(contest.scene.gallery)
+    return task.lost(contest.measures[task.main], size) & ~task.lost(contest.initial[task.main], size)
+
+
+def _holding(contest: Contest) -> Tensor:
+    """Samples that hold: a larger ε may beat them."""
+    return ~contest.task.lost(contest.measures[contest.task.main], len(contest.scene.gallery))
 
 
 def _entered(
@@ -242,8 +275,8 @@ def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]
     clean = contest.scene.clean(contest.task.goal.side)[contest.ids]
     rows["shift"] = euclidean(embeddings, clean).double()
     for form, change in FILE_FORMS.items():
-        if contest.images.shape[1] in (1, 3):
-            after = contest.measure(embed_all(contest.embed, [change(contest.images, contest.clean, ball)]))
+        if form == "8 bits" or contest.images.shape[1] in JPEG_CHANNELS:
+            after = contest.measure(contest.embedded(change(contest.images, contest.clean, ball)))
             rows |= {f"{form}/{name}": row for name, row in after.items()}
     picked = torch.tensor([place for place, number in enumerate(contest.ids.tolist()) if number in kept]).long()
     picked = picked.to(contest.ids.device)
@@ -251,7 +284,7 @@ def _snapshot(contest: Contest, ball: Ball, kept: set[int]) -> dict[str, Tensor]
     rows |= {"receipt/ids": contest.ids[picked], "receipt/images": levels}
     rows["receipt/measure"] = measures[contest.task.main][picked]
     if len(picked):  # stated measures are of the images in the files
-        seen = embed_all(contest.embed, [levels.to(contest.clean.dtype) / 255])
+        seen = contest.embedded(levels.to(contest.clean.dtype) / 255, picked)
         rows["receipt/measure"] = contest.measure(seen, picked)[contest.task.main]
     if contest.targets is not None:
         rows["receipt/targets"] = contest.targets[picked]
@@ -268,7 +301,7 @@ def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows])
         for run in standard:  # repeated runs are equal; if a device computes differently, the worse one counts
             known = run.measures.get("corrected", {}).get(column)
             if known is not None:
-                worst = torch.maximum(worst, known) if column in FALLS else torch.minimum(worst, known)
+                worst = torch.maximum(worst, known) if rises(column) else torch.minimum(worst, known)
         held[column] = worst
     before = {column: rows[f"before/{measure}"] for column, measure in task.columns.items()}
     return RunRows(
@@ -284,6 +317,7 @@ def _run_rows(task: Task, label: str, shard: Shard, standard: Sequence[RunRows])
         examples={},
         seconds=shard.seconds,
         image_steps=shard.image_steps,
+        rejected=int(rows[REJECTED].sum()) if REJECTED in rows else 0,
     )
 
 
@@ -338,12 +372,14 @@ def _doubts(
 
     The shares of samples that Square, or transfer, beat after all gradient attacks, at the audit's ε or a smaller one
     of its curve. They are shares of right answers. Without a recall goal, they count samples moved by 5 % of the list
-    or more.
+    or more. And the share of samples with a perturbed image whose embedding is not finite, where there are some.
     """
     found: dict[str, float] = {}
     task = next((each for each in chosen if each.name == "recall"), chosen[0] if chosen else None)
     if task is None:
         return found
+    rejected = [100 * float(rows[REJECTED].double().mean()) for rows in whole.values() if REJECTED in rows]
+    found |= {REJECTED: max(rejected)} if rejected else {}
     rows = whole[task.name]
     clean = rows[f"before/{task.main}"]
     counted = clean > 0.5 if task.name == "recall" else torch.ones_like(clean, dtype=torch.bool)
@@ -352,6 +388,11 @@ def _doubts(
     for kind in kinds - {"white"} if "white" in kinds and counted.any() else ():
         found[kind] = 100 * float(rows[f"beaten/{kind}"][counted].double().mean())
     return found
+
+
+def _scale(column: str) -> int:
+    """The factor from a column of the table to percent."""
+    return 100 if column in NOT_PERCENT else 1
 
 
 def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
@@ -363,14 +404,14 @@ def overstated(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     if standard.ers is not None and strong.ers is not None:
         return {"standard": round(standard.ers.value, 1), "strong": round(strong.ers.value, 1), "what": "ERS"}
     falls = {
-        name: (100 if name in NOT_PERCENT else 1) * abs(standard.columns[name].value - column.value)
+        name: _scale(name) * abs(standard.columns[name].value - column.value)
         for name, column in strong.columns.items()
         if name in standard.columns
     }
     name = max(falls, key=lambda each: falls[each], default=None)
     if name is None:
         return {}
-    scale = 100 if name in NOT_PERCENT else 1
+    scale = _scale(name)
     return {
         "standard": round(scale * standard.columns[name].value, 1),
         "strong": round(scale * strong.columns[name].value, 1),

@@ -30,7 +30,7 @@ from .outcomes import ColumnValue
 from .plan import AuditSettings
 from .shards import Shards
 
-__all__ = ["Subject", "clean_columns", "climbed", "subject_of", "surrogate_of"]
+__all__ = ["Subject", "clean_columns", "climbed", "subject_of", "surrogate_of", "without_match"]
 
 _CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "mAP@10"}
 # Shards are named by attack, protocol and start, so more of each can be added later.
@@ -127,7 +127,11 @@ def climbed(answers: Embed, material: Material) -> tuple[Embed, int]:
 def surrogate_of(model: nn.Module, view: Embed, material: Material, batch: int) -> Surrogate:
     """The second model with its own clean embeddings."""
     embed = chunked(connected(view), batch)
-    return Surrogate(embed, material.scene(*_embedded(embed, material, batch)), fingerprint_of(model))
+    try:
+        scene = material.scene(*_embedded(embed, material, batch))
+    except ModelError as error:
+        raise ModelError(f"the surrogate cannot be used: {error}") from error
+    return Surrogate(embed, scene, fingerprint_of(model))
 
 
 def _embedded(embed: Embed, material: Material, batch: int) -> tuple[Tensor, Tensor]:
@@ -167,6 +171,15 @@ def clean_columns(scene: Scene, key: Key, resamples: int) -> tuple[dict[str, Col
         columns[usual] = ColumnValue(100 * float(rows[name].nanmean()), span.low, span.high)
     columns["NMI"] = ColumnValue(100 * nmi(scene.queries, scene.labels, key("nmi")), None, None)
     return columns, rows
+
+
+def without_match(scene: Scene) -> int:
+    """How many queries have no other image of their class in the gallery."""
+    classes, counts = scene.gallery_labels.unique(return_counts=True)
+    place = torch.searchsorted(classes, scene.labels).clamp(max=len(classes) - 1)
+    found = torch.where(classes[place] == scene.labels, counts[place], 0)
+    same = (scene.own >= 0) & (scene.gallery_labels[scene.own.clamp(min=0)] == scene.labels)
+    return int((found <= same.long()).sum())
 
 
 def _described(victim: nn.Module, scene: Scene) -> dict[str, Any]:

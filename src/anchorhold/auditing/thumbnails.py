@@ -9,7 +9,7 @@ from torch import Tensor
 from ..report.pictures import AIMED, SHOWN, Array, Pictures
 from .inputs import Material
 from .outcomes import RunRows
-from .standard import to_bytes
+from .realisable import to_bytes
 
 __all__ = ["pictures_of"]
 

@@ -5,7 +5,24 @@ from typing import Annotated
 
 import typer
 
-from .app import Data, Device, Eps, Mean, Model, Norm, Root, Size, Std, app, model_of, threat_options
+from .app import (
+    Classes,
+    Crop,
+    Data,
+    Device,
+    Eps,
+    HeldOut,
+    Mean,
+    Model,
+    Norm,
+    Resize,
+    Root,
+    Size,
+    Std,
+    app,
+    model_of,
+    threat_options,
+)
 
 
 @app.command(name="attack-list", example="anchorhold attack-list runs/digits --data digits --queries 100")
@@ -27,6 +44,10 @@ def attack_list(
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
+    resize: Resize = None,
+    crop: Crop = None,
+    held_out: HeldOut = 0,
+    classes: Classes = "unseen",
     seed: Annotated[int, typer.Option(help="Seed of the sample and the moves")] = 0,
     out: Annotated[Path | None, typer.Option(help="Save the curve to this JSON file")] = None,
     device: Device = "auto",
@@ -39,7 +60,7 @@ def attack_list(
     told = threat_options("standard", eps, norm, "", None)
     found = attack(
         model_of(model, mean, std, size),
-        audited_data(data, root),
+        audited_data(data, root, held_out),
         k=k,
         queries=queries,
         threat=told["threat"],
@@ -48,6 +69,9 @@ def attack_list(
         limit=limit,
         seed=seed,
         device=device,
+        resize=resize,
+        crop=crop,
+        classes=classes,  # type: ignore[arg-type]
         report=Console(),
     )
     print(found)

@@ -1,8 +1,6 @@
 """A function that returns vectors and no gradient, as a module: a remote service or an ONNX session."""
 
-import hashlib
-from collections.abc import Callable, Iterator
-from types import CodeType
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError, SettingsError
 from ..extensions import kind_of
+from .code_hash import code_of
 
 __all__ = ["Function", "check_function", "gives_gradients"]
 
@@ -25,7 +24,7 @@ class Function(nn.Module):
     def __init__(self, function: Callable[..., Any], arrays: bool = False) -> None:
         super().__init__()
         self._function, self._arrays = function, arrays
-        self.code, self.name = _code(function), getattr(function, "__name__", type(function).__name__)
+        self.code, self.name = code_of(function), getattr(function, "__name__", type(function).__name__)
 
     def forward(self, images: Tensor) -> Any:
         given = images.detach().to("cpu", torch.float32).contiguous()
@@ -75,25 +74,3 @@ def _tensors(out: Any, device: torch.device) -> Any:
         )
     # fp32, as the images were: NumPy's float64 would make the whole audit compute in float64.
     return made.detach().to(device, torch.float32 if made.is_floating_point() else made.dtype)
-
-
-def _code(function: Callable[..., Any]) -> str:
-    inner = getattr(function, "__wrapped__", function)
-    kind = type(inner)
-    name = getattr(inner, "__qualname__", kind.__qualname__)
-    digest = hashlib.blake2b(f"{getattr(inner, '__module__', kind.__module__)}.{name}".encode(), digest_size=8)
-    code = getattr(inner, "__code__", None) or getattr(kind.__call__, "__code__", None)
-    for part in _parts(code) if isinstance(code, CodeType) else ():
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _parts(code: CodeType) -> Iterator[bytes]:
-    """The instructions of a function and its constants; functions inside it by theirs."""
-    yield code.co_code
-    yield repr(code.co_names).encode()
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _parts(each)
-        elif isinstance(each, str | bytes | int | float | bool | type(None)):
-            yield repr(each).encode()

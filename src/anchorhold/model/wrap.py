@@ -20,6 +20,7 @@ from ..extensions import is_hub, kind_of, reason_of
 from ..geometry import unit as on_sphere
 from ..interface import argument, worded
 from .before import Backward, Step, check_step, named, taken
+from .code_hash import hash_of
 from .embedder import Embedder
 from .no_gradients import Function, check_function
 from .preprocessing import Preprocessing, preprocessing_of
@@ -253,7 +254,7 @@ def as_victim(model: nn.Module) -> nn.Module:
 
 
 def fingerprint_of(model: nn.Module) -> str:
-    """A hash of a model's class, its weights and its `wrap` options; equal hashes mean comparable vectors."""
+    """A hash of a model's class, its weights and its `wrap` options; equal hashes mean comparable results."""
     inner = model.module if isinstance(model, Victim) else model
     digest = hashlib.blake2b(type(inner).__name__.encode(), digest_size=8)
     for name, tensor in sorted(model.state_dict().items()):  # mean and std are among them
@@ -263,7 +264,9 @@ def fingerprint_of(model: nn.Module) -> str:
         around = {"size": (model.size, None), "output": (model.output, None), "unit": (model.unit, True)}
         # Only non-default options, so that the hash of a plain wrap never changes.
         unusual = {name: value for name, (value, usual) in around.items() if value != usual}
-        unusual |= {} if model.before is None else {"before": named(model.before)}
+        if model.before is not None:
+            unusual |= {"before": hash_of(model.before)}
+            unusual |= {} if model.backward is None else {"backward": hash_of(model.backward)}
         unusual |= {"function": inner.code} if isinstance(inner, Function) else {}
         digest.update(json.dumps(unusual).encode() if unusual else b"")
     return digest.hexdigest()

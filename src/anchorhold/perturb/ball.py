@@ -61,10 +61,14 @@ class Ball:
         return x.clamp(self.low, self.high)
 
     def step(self, x: Tensor, gradient: Tensor, size: float) -> Tensor:
-        """The steepest step of length `size` in this norm. A zero gradient moves nothing."""
+        """The steepest step of length `size` in this norm. A zero gradient moves nothing.
+
+        Nor does a gradient that is not a number: the pixel (signs), or the image (L2), where it is, stays.
+        """
         if self.norm == "linf" or self.signed:
-            return x + size * gradient.sign()
-        return x + size * gradient / _length(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
+            return x + size * gradient.sign()  # the sign of NaN is 0
+        direction = size * gradient / _length(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
+        return x + direction.nan_to_num_(nan=0.0)
 
     def start(self, clean: Tensor, key: Key, ids: Tensor) -> Tensor:
         """A random point of the ball for each image, uniform by volume; if `signed`, one of the box, projected."""

@@ -29,8 +29,10 @@ class _Adam:
         self.rate, self.first, self.second, self.count = rate, torch.tensor(0.0), torch.tensor(0.0), 0
 
     def step(self, gradient: Tensor) -> Tensor:
-        """The update to subtract."""
+        """The update to subtract. The gradient of an image counts as zero where it has NaN or infinity."""
         self.count += 1
+        usable = gradient.flatten(1).isfinite().all(1).reshape(-1, *[1] * (gradient.ndim - 1))
+        gradient = torch.where(usable, gradient, 0.0)
         self.first = 0.9 * self.first.to(gradient) + 0.1 * gradient
         self.second = 0.999 * self.second.to(gradient) + 0.001 * gradient.square()
         first, second = self.first / (1 - 0.9**self.count), self.second / (1 - 0.999**self.count)

@@ -242,6 +242,7 @@ def averaged(problem: Problem, units: Units, rows: Tensor, origin: Tensor, begun
         out.work += len(active) * x.shape[1]
         # In units of its size: objectives have any scale, and Adam's squares must stay in the range of fp32.
         gradient = gradient / gradient.flatten(1).abs().mean(1).clamp(min=torch.finfo(x.dtype).tiny).reshape(wide)
+        gradient = gradient.nan_to_num_(nan=0.0)  # of an image with NaN or infinity: zero, or its means stay NaN
         mean = mean + gradient if budget.rule == "momentum" else FADES[0] * mean + (1 - FADES[0]) * gradient
         if budget.rule == "momentum" or ball.norm == "l2":  # sizes by pixel would turn an L2 step away from its optimum
             here = region.move(here.detach(), mean, budget.length(step))

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import Any
 
 from ..attacks.settings import usual_settings
-from ..columns import ARS_COLUMNS, NOT_PERCENT, pixel_fraction
+from ..columns import ARS_COLUMNS, NOT_PERCENT, goal_of, length, radius
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import read_audit
@@ -29,36 +29,41 @@ HALF = 50.0  # percent of the way to its goal; a model holds only if no attack g
 
 @dataclass(frozen=True)
 class Measure:
-    """The meaning of a column: the attack, the measure, its range and the attack's goal."""
+    """The meaning of a column: the attack, the measure, its range and the attack's goal, None where it has none."""
 
     wish: str
     unit: str
-    goal: float
+    goal: float | None = 0.0
     top: float = 100.0
 
 
 _RANK, _LEFT = "rank in % of the list, 0 is the top", "R@1 in % of the attacked queries"
-MEASURES = {
-    "CA+": Measure("A perturbed candidate rises in the list of a random query.", _RANK, 0),
-    "CA-": Measure("A perturbed candidate near the top of a query's list sinks.", _RANK, 100),
-    "QA+": Measure("A perturbed query raises a random candidate in its list.", _RANK, 0),
-    "QA-": Measure("A perturbed query sinks a candidate near the top of its list.", _RANK, 100),
-    "TMA": Measure("A perturbed query gets the embedding of another image.", "cosine to that image", 1, 1),
-    "ES:D": Measure("The embedding moves as far as possible.", "distance from the clean embedding, 0 to 2", 2, 2),
-    "ES:R": Measure("The embedding moves as far as possible.", _LEFT, 0),
-    "LTM": Measure("Images of other classes come nearer than images of the query's class.", _LEFT, 0),
-    "GTM": Measure("The nearest image of another class comes first.", _LEFT, 0),
-    "GTT": Measure("The nearest image drops out of the top 4.", "% of queries where it stays", 0),
-    "GTT@1": Measure("The same run as GTT: the nearest image is no longer first.", "% of queries where it stays", 0),
-    "nearest": Measure(
-        "The query moves away from its nearest image, if that has its class (ADML, algorithm 1).", _LEFT, 0
-    ),
-    "nearest:mAP@R": Measure("The same run as nearest.", "mAP@R in %", 0),
-    "margin": Measure("Any image of another class comes first (untargeted).", _LEFT, 0),
-    "untargeted": Measure("The nearest image has another label than before (ADML, eq. 5).", "% that keep it", 0),
-    "targeted": Measure("The nearest image has a random label (ADML, eq. 6).", "% without it", 0),
+_STAYS = "The same run as {}: the rank of the first items of the list, which the attack tries to leave in place."
+_MEANING = {
+    "CA+": ("A perturbed candidate rises in the list of a random query.", _RANK),
+    "CA-": ("A perturbed candidate near the top of a query's list sinks.", _RANK),
+    "QA+": ("A perturbed query raises a random candidate in its list.", _RANK),
+    "QA-": ("A perturbed query sinks a candidate near the top of its list.", _RANK),
+    "SPQA+": ("A perturbed query raises a random candidate and keeps the first items of its list.", _RANK),
+    "SPQA+:kept": (_STAYS.format("SPQA+"), _RANK),
+    "SPQA-": ("A perturbed query sinks a candidate near the top and keeps the other first items of its list.", _RANK),
+    "SPQA-:kept": (_STAYS.format("SPQA-"), _RANK),
+    "TMA": ("A perturbed query gets the embedding of another image.", "cosine to that image"),
+    "ES:D": ("The embedding moves as far as possible.", "distance from the clean embedding, 0 to 2"),
+    "ES:R": ("The embedding moves as far as possible.", _LEFT),
+    "LTM": ("Images of other classes come nearer than images of the query's class.", _LEFT),
+    "GTM": ("The nearest image of another class comes first.", _LEFT),
+    "GTT": ("The nearest image drops out of the top 4.", "% of queries where it stays"),
+    "GTT@1": ("The same run as GTT: the nearest image is no longer first.", "% of queries where it stays"),
+    "nearest": ("The query moves away from its nearest image, if that has its class (ADML, algorithm 1).", _LEFT),
+    "nearest:mAP@R": ("The same run as nearest.", "mAP@R in %"),
+    "margin": ("Any image of another class comes first (untargeted).", _LEFT),
+    "untargeted": ("The nearest image has another label than before (ADML, eq. 5).", "% that keep it"),
+    "targeted": ("The nearest image has a random label (ADML, eq. 6).", "% without it"),
 }
-_OTHER = Measure("See the documentation of this attack.", "%", 0)
+_TOPS = {"TMA": 1.0, "ES:D": 2.0}
+MEASURES = {name: Measure(wish, unit, goal_of(name), _TOPS.get(name, 100.0)) for name, (wish, unit) in _MEANING.items()}
+_OTHER = Measure("See the documentation of this attack.", "%")
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,10 @@ class Bar:
     @property
     def way(self) -> float | None:
         """How far the attack came from the clean value to its goal, percent."""
-        if self.clean is None or abs(self.measure.goal - self.clean) < 1e-9:
+        goal = self.measure.goal
+        if self.clean is None or goal is None or abs(goal - self.clean) < 1e-9:
             return None
-        return 100 * (self.after - self.clean) / (self.measure.goal - self.clean)
+        return 100 * (self.after - self.clean) / (goal - self.clean)
 
     def place(self, value: float | None) -> float | None:
         """A value on the scale."""
@@ -89,7 +95,8 @@ class Bar:
         span = "" if self.low is None or self.high is None else f" [{self._said(self.low)}, {self._said(self.high)}]"
         way = "" if self.way is None else f" · {self.way:.0f} % of the way"
         clean = "" if self.clean is None else f"clean {self._said(self.clean)} · "
-        return f"{self.name}: {clean}after {self._said(self.after)}{span} · goal {self.measure.goal:g}{way}"
+        goal = "no goal of its own" if self.measure.goal is None else f"goal {self.measure.goal:g}"
+        return f"{self.name}: {clean}after {self._said(self.after)}{span} · {goal}{way}"
 
     def _said(self, value: float | None) -> str:
         return fixed(value, self.digits)
@@ -173,7 +180,7 @@ def _recall_left(audit: Mapping[str, Any]) -> tuple[str, float] | None:
     clean = next((value for value in map(number, known) if value is not None), None)
     if clean is None or found is None or not eps:
         return None
-    said = f"The strong attack at ε {pixel_fraction(eps)} leaves R@1 {found[0]:.1f} of {clean:.1f}."
+    said = f"The strong attack at {radius(eps, _norm(audit))} leaves R@1 {found[0]:.1f} of {clean:.1f}."
     return said, 100 * found[0] / clean if clean else 0.0
 
 
@@ -199,15 +206,15 @@ def command_of(audit: Mapping[str, Any]) -> str:
     words += ["--threat", "adml"] if random else []
     method = s.get("method", "pgd")
     words += ["--method", str(method)] if method != "pgd" else []
-    words += ["--norm", str(s["norm"])] if s.get("norm", "linf") != "linf" else []
-    words += ["--eps", pixel_fraction(s["eps"])]
-    words += ["--alpha", pixel_fraction(s["alpha"])] if method == "pgd" else []
+    words += ["--norm", norm] if (norm := _norm(audit)) != "linf" else []
+    words += ["--eps", length(s["eps"], norm)]
+    words += ["--alpha", length(s["alpha"], norm)] if method == "pgd" else []
     words += ["--steps", str(s["steps"])] if method != "fgsm" else []
     words += ["--strength", str(s["strength"])] if s.get("strength", "standard") != "standard" else []
     second = {"surrogate": "SECOND", **second} if dig(audit, "strong", "surrogate") else {}
     for key, word in second.items():
         words += [f"--{key}", quote(word)]
-    words += ["--curve", ",".join(map(pixel_fraction, s["epsilons"]))] if s.get("epsilons") else []
+    words += ["--curve", ",".join(length(each, norm) for each in s["epsilons"])] if s.get("epsilons") else []
     words += ["--seed", str(s.get("seed", 0)), "--batch", str(s.get("batch", 128))]
     words += ["--seeds", str(s["seeds"])] if s.get("seeds", 1) > 1 else []
     words += ["--classes", "all"] if s.get("classes") == "all" else []
@@ -283,11 +290,11 @@ def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
         bars={protocol: bars_of(outcome) for protocol, outcome in outcomes.items()},
         resistance={protocol: resistance_of(outcome) for protocol, outcome in outcomes.items()},
         curve=drawn_curve(audit.get("curve"), audit),
-        levels=[(pixel_fraction(eps), found) for eps, found in headline_of(audit).items() if eps],
+        levels=[(radius(eps, _norm(audit)), found) for eps, found in headline_of(audit).items() if eps],
         strong=tables_of(audit),
         gallery=images,
         mild=MILD,
-        facts={key: _plain(key, value) for key, value in s.items()} | _origin(audit),
+        facts={key: _plain(key, value, _norm(audit)) for key, value in s.items()} | _origin(audit),
         commands={"this page": f"anchorhold report {quote(place(folder))}", "the audit": command_of(audit)},
         left_open=given_in_python(audit),
     )
@@ -332,7 +339,12 @@ def _origin(audit: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _plain(key: str, value: Any) -> str:
-    if key in ("eps", "alpha"):
-        return pixel_fraction(value)
+def _norm(audit: Mapping[str, Any]) -> str:
+    """The norm of its threat; Linf where an older audit does not say."""
+    return str(dig(audit, "settings", "norm") or "linf")
+
+
+def _plain(key: str, value: Any, norm: str) -> str:
+    if key in ("eps", "alpha", "epsilons") and value is not None:
+        return ", ".join(length(each, norm) for each in (value if isinstance(value, list) else [value])) or "–"
     return ", ".join(map(str, value)) or "–" if isinstance(value, list) else "–" if value is None else str(value)

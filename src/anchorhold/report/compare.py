@@ -16,7 +16,7 @@ from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
 from .methods import method_of
-from .recall_strong import attacked, norm_of, of_strong, queries_of
+from .recall_strong import attacked, eps_of, members_of, norm_of, of_strong, queries_of
 from .tables import Cell, Column, ColumnNote, Estimate, Link, Mean, Note, Side, Table, plain, written
 
 __all__ = [
@@ -196,12 +196,11 @@ _END = (
     _value("status", "status", lambda e: e.status),
 )
 _STRONG = (  # about R@1 strong, in this order after it
-    _value(
-        "eps", "ε strong", of_strong(lambda audit: number(dig(audit, "settings", "eps"))), fraction=True, spare=True
-    ),
+    _value("eps", "ε strong", of_strong(eps_of), spare=True),
     _value("norm", "norm strong", of_strong(norm_of), spare=True),
     _value("queries", "queries strong", of_strong(queries_of), 0, thousands=True, spare=True),
 )
+_MEMBERS = _value("members", "members strong", of_strong(members_of), hidden=True)
 _COST = ("seconds", "image_steps", "audit_seconds")
 _PERCENT = {key for key in (*VALUES, *(value.column.key for value in _PAPER)) if key not in (*_COST, "verdict")}
 
@@ -210,7 +209,7 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     """One line per run: method, scores, the paper's numbers, cost and status."""
     scores, cost = ([v for key, v in VALUES.items() if (key in _COST) == costs] for costs in (False, True))
     place = 1 + [value.column.key for value in scores].index("r1_strong")
-    values = (*_ABOUT, *scores[:place], *_STRONG, *scores[place:], *_PAPER, *cost, *_END)
+    values = (*_ABOUT, *scores[:place], *_STRONG, _MEMBERS, *scores[place:], *_PAPER, *cost, *_END)
     rows = tuple(tuple(value.of(entry) for value in values) for entry in entries)
     columns = tuple(_named_by(value.column, entries) for value in values)
     return Table(columns, rows, tuple(_notes(entries)))
@@ -269,6 +268,7 @@ def _notes(entries: Sequence[Entry]) -> Iterator[Note]:
     if audited:
         yield units
         yield StrongNote(tuple((e.name, *(value.of(e) for value in _STRONG)) for e in entries if attacked(e)))
+        yield ColumnNote("r1_strong", _on_members(entries))
     attacks = {attack_in_words(dig(entry.audit or {}, "settings") or {}): entry.name for entry in reversed(audited)}
     if len(attacks) > 1:
         each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
@@ -278,6 +278,16 @@ def _notes(entries: Sequence[Entry]) -> Iterator[Note]:
         counts = "; ".join(f"{e.name} {_count(e.strong)} (the others {_count(e)})" for e in fewer)
         yield ColumnNote("ers_strong", f"ERS strong is from a separate audit; number of queries: {counts}")
     yield from _notes_on_papers(entries)
+
+
+def _on_members(entries: Sequence[Entry]) -> str:
+    """Which rows have R@1 strong from which ensemble, where they differ."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if (members := _MEMBERS.of(entry)) is not None:
+            found.setdefault(str(members), []).append(entry.name)
+    each = "; ".join(f"{members} ({', '.join(names)})" for members, names in found.items())
+    return f"R@1 strong comes from different ensembles, so compare it with care: {each}" if len(found) > 1 else ""
 
 
 def units(sides: Sequence[Side]) -> str:

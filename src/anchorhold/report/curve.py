@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..columns import NOT_PERCENT, pixel_fraction
+from ..columns import as_text, length
 from ..runs.fields import dig, number
 
 __all__ = ["classes_line", "headline_of", "recall_left", "shown_lines", "spans_of", "table_of_curve"]
@@ -38,9 +38,9 @@ def classes_line(curve: Mapping[str, Any]) -> tuple[str, list[Any]] | None:
     return f"worst {counted} of {every} classes", list(worst)
 
 
-def _level(eps: float) -> str:
+def _level(eps: float, norm: str) -> str:
     """An ε as a head of the table."""
-    return pixel_fraction(eps) if eps else "0 (clean)"
+    return length(eps, norm) if eps else "0 (clean)"
 
 
 def headline_of(audit: Mapping[str, Any]) -> dict[float, dict[str, float | None]]:
@@ -70,18 +70,19 @@ def recall_left(audit: Mapping[str, Any] | None) -> tuple[float, float | None, f
     return None if value is None else (value, number(dig(found, "low")), number(dig(found, "high")))
 
 
-def table_of_curve(curve: Mapping[str, Any], clean: float | None, total: int) -> list[str]:
+def table_of_curve(curve: Mapping[str, Any], clean: float | None, total: int, norm: str = "linf") -> list[str]:
     """The curve as lines of text; `clean` is R@1 over all `total` queries, while the curve may use a sample."""
-    rows = [["against ε", *map(_level, curve["eps"])]]
+    head_of_eps = "against ε" if norm == "linf" else f"against {norm.upper()} ε"
+    rows = [[head_of_eps, *(_level(eps, norm) for eps in curve["eps"])]]
     for name, values in shown_lines(curve["lines"]).items():
-        rows.append([name, *(_said(value, name) for value in values)])
+        rows.append([name, *(as_text(value, name) for value in values)])
         spans = spans_of(curve, name)
         if any(spans):
             rows.append(["", *("" if span is None else f"[{span[0]:.1f}, {span[1]:.1f}]" for span in spans)])
     worst = classes_line(curve)
     head = 16
     if worst is not None:
-        rows.append([worst[0], *(_said(value, "R@1") for value in worst[1])])
+        rows.append([worst[0], *(as_text(value, "R@1") for value in worst[1])])
         head = max(head, len(worst[0]) + 1)
     text = [_line(row, head) for row in rows]
     queries = curve.get("queries")
@@ -92,7 +93,3 @@ def table_of_curve(curve: Mapping[str, Any], clean: float | None, total: int) ->
 
 def _line(row: Sequence[str], head: int) -> str:
     return "".join(f"{cell:>{WIDTH}}" if place else f"{cell:{head}}" for place, cell in enumerate(row)).rstrip()
-
-
-def _said(value: Any, name: str) -> str:
-    return "–" if value is None else f"{value:.{3 if name in NOT_PERCENT else 1}f}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..columns import NOT_PERCENT, pixel_fraction
+from ..columns import NOT_PERCENT, length
 from ..runs.fields import dig, number
 from .charts import Axis, Point, Series, chart, key
 from .curve import classes_line, shown_lines, spans_of
@@ -24,10 +24,11 @@ def drawn_curve(curve: Any, audit: Mapping[str, Any]) -> Drawn | None:
     if not eps or not lines:
         return None
     lines = shown_lines(lines)
-    series = [_series(curve, line, values, line, look) for look, (line, values) in enumerate(lines.items())]
+    norm = str(dig(audit, "settings", "norm") or "linf")
+    series = [_series(curve, line, values, line, look, norm) for look, (line, values) in enumerate(lines.items())]
     worst = classes_line(curve)
     if worst is not None:
-        series.append(_series(curve, "", worst[1], f"R@1, {worst[0]}", len(series)))
+        series.append(_series(curve, "", worst[1], f"R@1, {worst[0]}", len(series), norm))
     whose = f" ({curve['protocol']})" if curve.get("protocol") else ""
     title = ("R@1 against ε" if "R@1" in lines else "Against ε") + whose
     percent = not set(lines) & set(NOT_PERCENT)
@@ -45,7 +46,9 @@ def drawn_together(curves: Sequence[tuple[str, Mapping[str, Any]]], norm: str = 
     known = [(name, curve) for name, curve in curves if dig(curve, "lines", "R@1") and dig(curve, "eps")]
     if not known:
         return None
-    series = [_series(curve, "R@1", curve["lines"]["R@1"], name, look) for look, (name, curve) in enumerate(known)]
+    series = [
+        _series(curve, "R@1", curve["lines"]["R@1"], name, look, norm) for look, (name, curve) in enumerate(known)
+    ]
     title = f"R@1 against ε under the strong attack ({_NORMS.get(norm, norm)})"
     drawn = chart(
         series, Axis(f"ε in {_NORMS.get(norm, norm)}", (0.0,)), Axis("R@1 (%)", (0.0, 100.0)), title, size=(600, 340)
@@ -57,12 +60,12 @@ def drawn_together(curves: Sequence[tuple[str, Mapping[str, Any]]], norm: str = 
     return drawn, key(series), about, title
 
 
-def _series(curve: Mapping[str, Any], line: str, values: Sequence[Any], name: str, look: int) -> Series:
+def _series(curve: Mapping[str, Any], line: str, values: Sequence[Any], name: str, look: int, norm: str) -> Series:
     points = []
     for eps, value, span in zip(curve["eps"], values, spans_of(curve, line)):
         if number(value) is None:
             continue
         within = "" if span is None else f" [{span[0]:.1f}, {span[1]:.1f}]"
-        tip = f"{name}: {value:.1f}{within} at ε = {pixel_fraction(eps)}"
+        tip = f"{name}: {value:.1f}{within} at ε = {length(eps, norm)}"
         points.append(Point(eps, value, tip, y_span=span))
     return Series(name, points, look, focus=True)

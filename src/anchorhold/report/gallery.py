@@ -17,7 +17,7 @@ import safetensors.numpy
 
 from ..errors import RunError
 from ..runs.fields import dig
-from .pictures import AIMED, SHOWN, Array, Pictures, load_pictures
+from .pictures import AIMED, SHOWN, SHOWN_CHANNELS, Array, Pictures, load_pictures
 
 __all__ = ["Case", "Gallery", "Neighbour", "gallery_of"]
 
@@ -108,9 +108,15 @@ def gallery_of(folder: Path, audit: Mapping[str, Any]) -> Gallery:
     album = _Album(factor)
     cases = []
     for run in sorted(audit.get("runs") or [], key=_place):
-        if not run.get("start_seed") and f"{run['label']}/ids" in examples:
+        if not run.get("start_seed") and _pictured(examples, run["label"]):
             cases += _cases(run, examples, samples, pictures, album)
     return Gallery(cases, album.encoded(), factor, known.is_file())
+
+
+def _pictured(examples: Mapping[str, Array], label: str) -> bool:
+    """Whether there are examples of a run; images of 2, 4 or more channels are left out."""
+    clean = examples.get(f"{label}/clean")
+    return f"{label}/ids" in examples and (clean is None or clean.ndim != 4 or clean.shape[3] in SHOWN_CHANNELS)
 
 
 def _place(run: Mapping[str, Any]) -> tuple[int, bool]:
@@ -207,7 +213,7 @@ def _check(found: Mapping[str, Array]) -> None:
 
 
 def _is_picture(image: Array) -> bool:
-    return image.ndim == 3 and image.dtype == np.uint8 and image.shape[2] in (1, 3) and bool(image.size)
+    return image.ndim == 3 and image.dtype == np.uint8 and image.shape[2] in SHOWN_CHANNELS and bool(image.size)
 
 
 def _target(targets: Array | None, row: int | None) -> int | None:

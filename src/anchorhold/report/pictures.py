@@ -15,9 +15,10 @@ from ..runs.files import regular
 from ..runs.schemas import AUDIT_SCHEMA
 from ..runs.writing import atomic
 
-__all__ = ["AIMED", "SHOWN", "Pictures", "load_pictures"]
+__all__ = ["AIMED", "SHOWN", "SHOWN_CHANNELS", "Pictures", "load_pictures"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+SHOWN_CHANNELS = (1, 3)  # of images that the page shows: a browser takes 2 or 4 as partly transparent
 SHOWN = 5  # neighbours with a picture
 AIMED = ("QA+", "QA-", "TMA", "GTM", "GTT", "nearest")  # attacks whose targets are gallery items
 

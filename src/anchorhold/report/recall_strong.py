@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..attacks.settings import ATTACK_NAMES
 from ..runs.fields import dig, number
 from .collect import Entry
 from .curve import recall_left
-from .tables import Cell, Estimate
+from .tables import Cell, Estimate, Radius
 
-__all__ = ["attacked", "norm_of", "of_strong", "queries_of"]
+__all__ = ["attacked", "eps_of", "members_of", "norm_of", "of_strong", "queries_of"]
 
 
 def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
@@ -31,6 +32,24 @@ def of_strong(of: Callable[[Mapping[str, Any]], Cell]) -> Callable[[Entry], Cell
 def norm_of(audit: Mapping[str, Any]) -> str:
     """The norm of its threat; Linf where an older audit does not say."""
     return str(dig(audit, "settings", "norm") or "linf")
+
+
+def eps_of(audit: Mapping[str, Any]) -> Radius | None:
+    """Its ε."""
+    eps = number(dig(audit, "settings", "eps"))
+    return None if eps is None else Radius(eps, norm_of(audit))
+
+
+def members_of(audit: Mapping[str, Any]) -> str | None:
+    """The members of its ensemble that attacked R@1, by name, in their order."""
+    after, names = dig(audit, "strong", "after", "recall"), dig(audit, "curve", "attacks", "R@1")
+    if isinstance(after, Mapping):
+        known = [name for name in after if name != "standard"]
+    elif isinstance(names, list):
+        known = [str(name) for name in names if name not in ATTACK_NAMES]  # the others are the standard attacks
+    else:
+        known = []
+    return ", ".join(known) or None
 
 
 def queries_of(audit: Mapping[str, Any]) -> float | None:

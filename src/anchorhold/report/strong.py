@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ..columns import NOT_PERCENT
+from ..columns import as_text
+from ..runs.fields import dig, number
 
 __all__ = ["tables_of"]
 
 
 def tables_of(audit: Mapping[str, Any]) -> dict[str, list[list[str]]]:
     """Tables of an audit.json by title, each with its head first; empty without a strong audit."""
-    from ..runs.fields import dig, number
-
     strong = audit.get("strong") or {}
     after, forms = strong.get("after") or {}, strong.get("realisable") or {}
     found: dict[str, list[list[str]]] = {}
@@ -21,7 +20,9 @@ def tables_of(audit: Mapping[str, Any]) -> dict[str, list[list[str]]]:
         used = dict.fromkeys(name for each in after.values() for name in each)
         members = [name for name in order if name in used] + [name for name in used if name not in order]
         named = {{"recall": "R@1", "ES": "ES:D"}.get(goal, goal): each for goal, each in after.items()}
-        rows = [[name, *(_said(name, number(each.get(member))) for member in members)] for name, each in named.items()]
+        rows = [
+            [name, *(as_text(number(each.get(member)), name) for member in members)] for name, each in named.items()
+        ]
         found["After each member"] = [["goal", *members], *rows]
     if forms:
         outcome = dig(audit, "protocols", "strong") or {}
@@ -30,13 +31,9 @@ def tables_of(audit: Mapping[str, Any]) -> dict[str, list[list[str]]]:
         kinds |= {form: {**(dig(each, "columns") or {}), "ERS": dig(each, "ers")} for form, each in forms.items()}
         cells = {name: [number(each.get(name)) for each in kinds.values()] for name in kinds["as found"]}
         rows = [
-            [name, *(_said(name, cell) for cell in row)]
+            [name, *(as_text(cell, name) for cell in row)]
             for name, row in cells.items()
             if any(c is not None for c in row)
         ]
         found["As files"] = [["column", *kinds], *rows]
     return found
-
-
-def _said(column: str, value: float | None) -> str:
-    return "–" if value is None else f"{value:.{3 if column in NOT_PERCENT else 1}f}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..columns import pixel_fraction
+from ..columns import length
 from ..errors import check, nearest
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Link",
     "Mean",
     "Note",
+    "Radius",
     "Side",
     "Table",
     "called",
@@ -58,6 +59,17 @@ class Link(str):
         return link
 
 
+class Radius(float):
+    """An ε or a step, and its norm."""
+
+    norm: str
+
+    def __new__(cls, size: float, norm: str) -> "Radius":
+        radius = super().__new__(cls, size)
+        radius.norm = norm
+        return radius
+
+
 Cell = str | float | Estimate | Mean | None  # None: no value
 
 
@@ -71,7 +83,6 @@ class Column:
     span: bool = True  # whether intervals are shown
     thousands: bool = False  # whether to separate thousands
     spare: bool = False  # dropped first on a narrow terminal
-    fraction: bool = False  # whether numbers below 1 are shown as N/255
     hidden: bool = False  # only in CSV and JSON, unless `only` asks for it
 
 
@@ -171,8 +182,8 @@ def written(cell: Cell, column: Column) -> str:
         return "–"
     if isinstance(cell, str):
         return one_line(cell)
-    if column.fraction:
-        return pixel_fraction(plain(cell)) if plain(cell) < 1 else f"{plain(cell):g}"
+    if isinstance(cell, Radius):
+        return length(cell, cell.norm)
     number = f"{plain(cell):{',' if column.thousands else ''}.{column.digits}f}"
     if isinstance(cell, Mean) and cell.total > 1:
         return f"{number} ({cell.count if cell.count == cell.total else f'{cell.count} of {cell.total}'})"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..columns import pixel_fraction, radius
+from ..columns import length, radius
 from ..errors import RunError
 from .fields import dig, number, parsed
 from .files import regular
@@ -36,12 +36,12 @@ def attack_in_words(settings: Mapping[str, Any]) -> str:
     'SQUARE, L2 ε 0.5, 1,000 queries each'
     """
     method, eps, steps, alpha = (settings.get(name) for name in ("method", "eps", "steps", "alpha"))
-    method, size = str(method or "pgd"), number(eps)
-    told = f"{method.upper()}, " + ("ε unknown" if size is None else radius(size, str(settings.get("norm") or "linf")))
+    method, size, norm = str(method or "pgd"), number(eps), str(settings.get("norm") or "linf")
+    told = f"{method.upper()}, " + ("ε unknown" if size is None else radius(size, norm))
     count = number(steps)
     if count is not None and method != "fgsm":
-        length = number(alpha)
-        plain = "" if length is None else f" of {pixel_fraction(length)}"
+        stride = number(alpha)
+        plain = "" if stride is None else f" of {length(stride, norm)}"
         each = {"pgd": f"steps{plain}", "cw": "iterations"}.get(method, "queries each")
         told += f", {count:,.0f} {each}"
     starts = number(settings.get("seeds")) or 1

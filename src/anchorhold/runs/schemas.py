@@ -7,9 +7,10 @@ Records of the previous version are converted when they are read. `upgraded` mak
 
 from typing import Any
 
-__all__ = ["AUDIT_SCHEMA", "RUN_SCHEMA", "renamed_row", "upgraded"]
+__all__ = ["AUDIT_SCHEMA", "LIST_SCHEMA", "RUN_SCHEMA", "renamed_row", "upgraded"]
 
 AUDIT_SCHEMA = "anchorhold.audit/1"
+LIST_SCHEMA = "anchorhold.list-attack/1"
 RUN_SCHEMA = "anchorhold.run/2"
 
 _PAPERS = {"000": "robust-init", "001": "hm", "002": "catride", "003": "adml"}
