@@ -168,6 +168,14 @@ def test_the_clean_share_of_trades_is_a_share_of_the_loss(clean: float) -> None:
     assert torch.allclose(found, same, atol=1e-9)
 
 
+def test_trades_with_nothing_but_the_clean_loss_is_natural_training() -> None:
+    step, _ = with_proxies()
+    (plain,) = class_proxies(step, ProxySettings(form="natural", scale=6.0))
+    settings = ProxySettings(form="trades", scale=6.0, clean=1.0, **ATTACK)
+    (found,) = class_proxies(step, settings)
+    assert torch.equal(found, plain) and not settings.attacks
+
+
 def test_trades_against_loops() -> None:
     step, proxies = with_proxies()
     seen: list[Tensor] = []
@@ -593,7 +601,9 @@ def test_a_teacher_keeps_a_student_near_and_is_recorded(digits: ah.Dataset, tmp_
         ({"clean": 1.5}, "defence.clean"),
         ({"clean": 0.4, "form": "natural"}, "defence.form = minmax or trades"),
         ({"clean": 0.4, "form": "trades", "beta": 6.0}, "set defence.clean=0.143"),
-        ({"clean": 1.0, "form": "trades"}, "below 1"),
+        ({"clean": 0.0, "form": "trades"}, "a small share such as 0.05"),
+        ({"clean": 0.0, "form": "natural"}, "defence.form = minmax or trades"),
+        ({"clean": "some"}, "defence.clean"),
         ({"beta": 6.0}, "defence.form = trades"),
         ({"margin": 0.2}, "defence.loss = proxy-anchor"),
         ({"smoothing": 0.1, "loss": "proxy-anchor"}, "defence.loss = softmax"),

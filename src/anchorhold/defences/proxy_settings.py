@@ -51,7 +51,10 @@ class ProxySettings(LossSettings, Inner):
     smoothing: Annotated[float, "Label smoothing of the softmax, a share of the target."] = 0.0
     proxy_lr: Annotated[float, "Learning rate of the proxies, or of a loss of yours without loss_lr."] = 1e-2
     warm: Annotated[float, "Share of the training over which ε grows from 0."] = 0.5
-    clean: Annotated[float, "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean."] = 0.0
+    clean: Annotated[
+        float | Literal["auto"],
+        "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean, and auto leaves β to beta.",
+    ] = "auto"
     beta: Annotated[float, "Weight (β) of the divergence, with form = trades and no defence.clean."] = 4.0
     beta_warm: Annotated[float, "Share of the training over which β grows from 0."] = 0.0
     cutmix: Annotated[float, "Share of the images with a rectangle of another one in them, in training."] = 0.0
@@ -82,7 +85,8 @@ class ProxySettings(LossSettings, Inner):
             check(getattr(self, name) >= 0, f"defence.{name} must not be negative, got {getattr(self, name)}")
         for name in ("warm", "clean", "beta_warm", "cutmix"):
             share = getattr(self, name)
-            check(0 <= share <= 1, f"defence.{name} is a share between 0 and 1, got {share}")
+            fits = share == "auto" if isinstance(share, str) else 0 <= share <= 1
+            check(fits, f"defence.{name} is a share between 0 and 1, got {share}")
         check(0 <= self.smoothing < 1, f"defence.smoothing is a share below 1, got {self.smoothing}")
         check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
         self._check_used()
@@ -102,17 +106,7 @@ class ProxySettings(LossSettings, Inner):
         ):
             used = getattr(self, field) == word or getattr(self, name) == type(self).__dataclass_fields__[name].default
             check(used, f"defence.{name} is of defence.{field} = {word}: set that too, or leave it out")
-        check(
-            self.form != "natural" or not self.clean,
-            "defence.clean is of defence.form = minmax or trades: set that too, or leave it out",
-        )
-        if self.form == "trades" and self.clean:
-            check(self.clean < 1, "defence.clean must be below 1 with form = trades; at 1 set defence.form = natural")
-            check(
-                self.beta == type(self).beta,
-                f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
-                f"for β = {self.beta:g}",
-            )
+        self._check_clean()
         for owner, names in (
             ("triplets", ("triplet_margin", "triplet_attack", "sampler")),
             ("teacher", ("drift", "drift_rate")),
@@ -126,10 +120,37 @@ class ProxySettings(LossSettings, Inner):
         )
         check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
 
+    def _check_clean(self) -> None:
+        """Refuse a share of the clean loss that the form does not have."""
+        if isinstance(self.clean, str):
+            return
+        check(
+            self.form != "natural" or self.clean == 1,
+            "defence.clean is of defence.form = minmax or trades: set that too, or leave it out",
+        )
+        if self.form == "trades":
+            check(
+                self.clean > 0,
+                "defence.clean = 0 would leave TRADES without a clean loss: set a small share such as 0.05, or set "
+                "defence.beta instead",
+            )
+            check(
+                self.beta == type(self).beta,
+                f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
+                f"for β = {self.beta:g}",
+            )
+
+    @property
+    def share(self) -> float:
+        """The share of the clean loss, c: `clean` where it is set, else 1, 0 or 1 / (1 + β) by the form."""
+        if not isinstance(self.clean, str):
+            return self.clean
+        return {"natural": 1.0, "minmax": 0.0, "trades": 1 / (1 + self.beta)}[self.form]
+
     @property
     def raises(self) -> bool:
-        """Whether anything is perturbed."""
-        return self.form == "trades" or (self.form == "minmax" and self.clean < 1)
+        """Whether anything is perturbed; β = 0 is not clean = 1, since its images are moved and measured."""
+        return self.form != "natural" and self.clean != 1
 
     @property
     def hardens(self) -> bool:
@@ -156,5 +177,5 @@ class ProxySettings(LossSettings, Inner):
 
     def beta_at(self, progress: float) -> float:
         """β when this share of the training is done."""
-        beta = (1 - self.clean) / self.clean if self.clean else self.beta
+        beta = self.beta if isinstance(self.clean, str) else (1 - self.clean) / self.clean
         return beta * grown(progress, self.beta_warm)
