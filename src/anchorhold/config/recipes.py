@@ -21,6 +21,7 @@ from ..interface import option
 from ..runs.files import regular
 from .build import build, section_of, sections_of
 from .settings import DEFENCE_SETTINGS, Settings
+from .unread import refuse_unread
 
 __all__ = [
     "Layer",
@@ -37,6 +38,7 @@ __all__ = [
 USUAL = "robust"
 _INSTEAD = {"clean": "beta", "beta": "clean"}
 _OF_ATTACKS = ("clean", "beta", "beta_warm")
+_READ = ("batch", "train", "defence")
 PAIRED = "hm-lga"  # whose batches are pairs of a class, as most defences of your own need them
 
 
@@ -201,7 +203,9 @@ def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) 
     _lay_over(tree, overrides)
     _check_one_number(overrides.get("defence"), tree.get("defence"))
     tree.setdefault("recipe", recipe)
-    return build(tree, USER)
+    settings = build(tree, USER)
+    refuse_unread(settings, [f"{name}.{key}" for name, table in overrides.items() if name in _READ for key in table])
+    return settings
 
 
 def _check_one_number(given: Any, defence: Any) -> None:

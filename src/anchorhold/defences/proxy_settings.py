@@ -1,5 +1,6 @@
 """Settings of the defence with one learned proxy for each class."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -63,7 +64,7 @@ class ProxySettings(LossSettings, Inner):
     triplet_attack: Annotated[
         Literal["form", "hm"], "Its images: those of the form, or triplets perturbed by HM[sampler, LGA]."
     ] = "form"
-    sampler: Annotated[str, "How its triplets are drawn from a batch.", SAMPLER_NAMES] = "softhard"
+    sampler: Annotated[Named | str, "How its triplets are drawn from a batch.", SAMPLER_NAMES] = "softhard"
     teacher: Annotated[str, "A run folder or model: clean embeddings are held near those of this frozen teacher."] = ""
     drift: Annotated[float, "How far clean embeddings may be from the teacher's: the mean of 1 − cos."] = 0.1
     drift_rate: Annotated[float, "How fast the weight of that constraint grows while they are farther."] = 0.1
@@ -74,6 +75,7 @@ class ProxySettings(LossSettings, Inner):
     def __post_init__(self) -> None:
         Inner.__post_init__(self)
         chosen(self, "loss", _LOSSES)
+        chosen(self, "sampler", SAMPLER_NAMES)
         LossSettings.__post_init__(self)
         self.unused("scale", "margin", "smoothing", "cutmix")
         for name, words in _WORDS.items():
@@ -88,7 +90,10 @@ class ProxySettings(LossSettings, Inner):
             fits = share == "auto" if isinstance(share, str) else 0 <= share <= 1
             check(fits, f"defence.{name} is a share between 0 and 1, got {share}")
         check(0 <= self.smoothing < 1, f"defence.smoothing is a share below 1, got {self.smoothing}")
-        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        check(
+            not (self.cutmix and self.triplets),
+            "defence.cutmix gives images two classes, and defence.triplets needs one: leave one of them out",
+        )
         self._check_used()
 
     @property
@@ -139,6 +144,22 @@ class ProxySettings(LossSettings, Inner):
                 f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
                 f"for β = {self.beta:g}",
             )
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Settings that are not read, and which setting would read them."""
+        found: dict[str, str] = {}
+        if self.form == "natural" and not self.hardens:
+            names = ("eps", "alpha", "steps", "norm", "start", "warm")
+            found |= dict.fromkeys(names, "defence.form = minmax or trades attacks, and natural does not")
+        if isinstance(self.loss, Named) and self.loss_lr:
+            found["proxy_lr"] = "defence.loss_lr is the rate of a loss of yours"
+        return found
+
+    @property
+    def draws_triplets(self) -> str:
+        """What draws triplets from pairs of a class; "" where nothing does."""
+        return f"defence.triplets = {self.triplets:g}" if self.triplets else ""
 
     @property
     def share(self) -> float:
