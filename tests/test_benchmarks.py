@@ -184,22 +184,111 @@ def test_jobs_have_options_and_settings_that_exist(file: Path, monkeypatch: pyte
         assert all(each == held_out[0] for each in held_out), f"{job.name}: another split than its run's"
 
 
-def test_lanes_leave_out_large_files(
+def finished(jobs: list[Any], lanes: int = 3) -> dict[str, float]:
+    """When each job ends if all take the seconds that were estimated, by the rule of lanes.py."""
+    ends: dict[str, float] = {}
+    names, left, now = {job.name for job in jobs}, list(jobs), 0.0
+    while left:
+        running = [end for end in ends.values() if end > now]
+        done = {name for name, end in ends.items() if end <= now}
+        ready = [job for job in left if (job.named & names) <= done]
+        if len(running) < lanes and ready:
+            ends[ready[0].name] = now + ready[0].seconds
+            left.remove(ready[0])
+        else:
+            now = min(running)
+    return ends
+
+
+def test_a_lease_ends_within_25_minutes_with_the_audits_of_its_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    file = ROOT / "benchmarks" / "jobs" / "cub-and-cars.toml"
+    jobs = importlib.import_module("lanes").jobs_in(file, {"data": "data", "weights": "weights"})
+    text, leases = file.read_text(), sorted({job.lease for job in jobs})
+    assert leases == list(range(1, len(leases) + 1)) == [int(n) for n in re.findall(r"^# Lease (\d+)\.", text, re.M)]
+    for lease in leases:
+        own = [job for job in jobs if job.lease == lease]
+        ends = finished(own)
+        alone = "--lanes" in text.split(f"# Lease {lease}.")[1].split("[[job]]")[0]
+        if lease != 9 and not alone:  # their comments say why
+            assert max(ends.values()) <= 25 * 60, (lease, ends)
+        for job in own:
+            if job.command == "train" and job.name != "catride":
+                assert any(job.name in each.named for each in own if each.command != "train"), job.name
+    by = {job.name: job for job in jobs}
+    assert all(by[name].lease <= job.lease for job in jobs for name in job.named & by.keys())
+
+
+def test_lanes_keep_large_files_in_parts_and_join_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     lanes = importlib.import_module("lanes")
     monkeypatch.setattr(lanes, "LARGEST", 100)
-    for name, size in (("a", 60), ("b", 70), ("c", 200)):
-        (tmp_path / "work" / name).mkdir(parents=True)
-        (tmp_path / "work" / name / "run.json").write_text("x" * size)
-    lanes.keep(tmp_path / "work", tmp_path / "out", ["run.json"])
+    work, out = tmp_path / "work", tmp_path / "out"
+    for name, size in (("a", 60), ("b", 70), ("c", 250), ("d", 0)):
+        (work / name).mkdir(parents=True)
+        (work / name / "run.json").write_bytes(bytes(range(size)))
+    (work / "c" / "model.safetensors").write_text("not asked for")
+    lanes.keep(work, out, ["run.json", "c/run.json"])
     held = []
-    for archive in sorted((tmp_path / "out").glob("kept-*.tar.gz")):
+    for archive in sorted(out.glob("kept-*.tar.gz")):
         with tarfile.open(archive) as opened:
+            assert sum(member.size for member in opened.getmembers()) <= 100
             held.append(opened.getnames())
-    assert held == [["a/run.json"], ["b/run.json"]]
-    assert "c/run.json" in capsys.readouterr().out
+    parts = [[f"c/run.json.part-{n}-of-3"] for n in (1, 2)]
+    assert held == [["a/run.json"], ["b/run.json"], *parts, ["c/run.json.part-3-of-3", "d/run.json"]]
+    (out / "status.json").write_text(json.dumps({"commit": "abc", "jobs": {"a": {"state": "done"}}}))
+    again = tmp_path / "again"
+    for _ in range(2):
+        lanes.join(out, again)
+        for name in "abcd":
+            assert (again / name / "run.json").read_bytes() == (work / name / "run.json").read_bytes()
+        assert len(list(again.rglob("*"))) == 4 * 2 + 1 and states(again) == {"a": "done"}
+    (out / "kept-4.tar.gz").unlink()
+    with pytest.raises(AssertionError, match=r"part 2 is missing"):
+        lanes.join(out, tmp_path / "lost")
+
+
+def test_lanes_run_on_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
+    """Without site-packages: the script brings the package, and needs nothing else."""
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-I", "-S", str(ROOT / "benchmarks" / "lanes.py"), "--join", str(tmp_path / "out")]
+    done = subprocess.run([*command, "--work", str(tmp_path / "work")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_lanes_remember_jobs_that_a_call_leaves_alone(tmp_path: Path) -> None:
+    work, jobs = tmp_path / "work", tmp_path / "jobs.toml"
+    (tmp_path / "counts.py").write_text("import sys; open(sys.argv[1], 'a').write('x')")
+    entries = [
+        f'[[job]]\nname = "{n}"\nlease = {i}\npython = "{{s}}/counts.py {{s}}/{n}"\nseconds = 1'
+        for i, n in enumerate("abc", 1)
+    ]
+    jobs.write_text("\n".join(entries))
+    given = [str(jobs), "--work", str(work), "--place", f"s={tmp_path}", "--seconds", "60"]
+    for only in (["--only", "a"], ["--lease", "2"], []):
+        assert run("lanes.py", *given, *only).returncode == 0
+    assert states(work) == dict.fromkeys("abc", "done")
+    assert [(tmp_path / name).read_text() for name in "abc"] == ["x"] * 3
+
+
+def test_a_resumed_training_gets_its_place_and_device_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    again = importlib.import_module("lanes").said_again
+    words = [
+        "cub",
+        "--root",
+        "d/CUB",
+        "--recipe",
+        "robust",
+        "--set",
+        "data.held_out=20",
+        "--device=cuda:1",
+        "--epochs",
+        "3",
+    ]
+    assert again(words) == ["--root", "d/CUB", "--device", "cuda:1"]
 
 
 def test_a_difference_after_a_kill_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,18 @@ import torch
 from anchorhold.cli import main as cli
 from tests.report.invented import a_run
 
-QUICK = ["--set", "train.epochs=1", "--set", "batch.pairs=64", "--set", "model.dim=8", "--device", "cpu"]
+QUICK = [
+    "--set",
+    "train.epochs=1",
+    "--set",
+    "batch.pairs=64",
+    "--set",
+    "batch.images=64",
+    "--set",
+    "model.dim=8",
+    "--device",
+    "cpu",
+]
 
 
 @pytest.fixture(autouse=True)

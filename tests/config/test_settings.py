@@ -275,3 +275,37 @@ def test_the_usual_recipe_is_robust_and_leaves_pairs_to_a_defence_of_your_own() 
     assert usual_recipe({"defence": {"name": "hm"}}) == usual_recipe({"defence": {"clean": 0.4}}) == "robust"
     for own in (usual_recipe({"defence": {"name": "ideas:noise"}}), usual_recipe({}, print)):
         assert settings_from(own).batch.kind == "pairs"
+
+
+def test_the_share_of_the_clean_loss_and_beta_are_one_number() -> None:
+    """The later one replaces the earlier, both at once are refused, and neither end of the share is a dead end."""
+
+    def chosen(recipe: str, *assignments: str) -> tuple[str, object, float]:
+        s = settings_from(recipe, sets(*assignments)).defence
+        return s.form, s.clean, s.share
+
+    assert chosen("robust") == ("trades", 0.2, 0.2)
+    assert chosen("robust", "defence.beta=9") == ("trades", "auto", pytest.approx(0.1))
+    assert chosen("proxy-trades") == ("trades", "auto", pytest.approx(0.2))
+    assert chosen("proxy-trades", "defence.clean=0.5") == ("trades", 0.5, 0.5)
+    assert chosen("robust", "defence.clean=1") == ("trades", 1.0, 1.0)
+    assert chosen("robust", "defence.form=natural") == ("natural", "auto", 1.0)
+    assert chosen("robust", "defence.form=minmax") == ("minmax", 0.2, 0.2)
+    assert chosen("proxy-minmax", "defence.clean=0") == ("minmax", 0.0, 0.0)
+    for words, recipe, *assignments in (
+        ("small share such as 0.05", "robust", "defence.clean=0"),
+        ("sets β already", "robust", "defence.clean=0.5", "defence.beta=4"),  # also where β is the default
+        ("form = minmax or trades", "robust", "defence.form=natural", "defence.clean=0.5"),
+    ):
+        with pytest.raises(SettingsError, match=words):
+            settings_from(recipe, sets(*assignments))
+
+
+@pytest.mark.parametrize("recipe", ["proxy", "proxy-minmax", "proxy-trades", "robust"])
+def test_a_record_in_which_0_was_no_share_is_read_as_before(recipe: str) -> None:
+    now = settings_from(recipe)
+    older = to_dict(now)
+    older["defence"]["clean"] = {"robust": 0.2}.get(recipe, 0.0)
+    then = build(older)
+    assert (then.defence.share, then.defence.raises) == (now.defence.share, now.defence.raises)
+    assert recipe != "proxy-trades" or then.defence.beta_at(1.0) == 4

@@ -12,6 +12,7 @@ from PIL import Image
 
 import anchorhold as ah
 from anchorhold.cli import main as cli
+from anchorhold.config.recipes import settings_from
 from anchorhold.data.beside import UNLABELLED, with_folders, without_folders
 from anchorhold.errors import DataError, RunError, SettingsError
 from anchorhold.pretraining.menu import PRETRAININGS
@@ -113,6 +114,15 @@ def test_what_uses_labels_refuses_them(place: Path) -> None:
     picture(place / "few" / "1.png", 1)
     with pytest.raises(DataError, match="has 1 images; give at least 4"):
         ah.dataset(str(place / "few"), labels=False)
+
+
+def test_settings_made_before_train_on_loose_photos_too(place: Path) -> None:
+    sections = {**QUICK, "data": {**QUICK["data"], "name": "folder", "root": str(place / "snaps")}}
+    settings = settings_from("distil-logits", sections)
+    run = ah.fit(None, str(place / "snaps"), settings=settings, out=place / "run", device="cpu")
+    assert run.read_json()["data"]["images"][0] == 9
+    with pytest.raises(DataError, match="but no class folders"):
+        ah.fit(None, str(place / "snaps"), settings=settings_from("natural"), out=place / "no", device="cpu")
 
 
 def test_any_folder_of_photos_from_the_command_line(

@@ -11,7 +11,7 @@ from anchorhold.report.collect import Entry, collect
 from anchorhold.report.compare import published_table, runs_table
 from anchorhold.report.rendering import render
 from anchorhold.report.tables import Table, notes_of, used
-from anchorhold.reproduce.comparison import ars_of, departures, rerun_of, row_of, verdict
+from anchorhold.reproduce.comparison import ars_of, departures, plain_start_of, rerun_of, row_of, verdict
 from anchorhold.reproduce.rows import row_named, rows
 from tests.report.invented import a_run, an_audit
 
@@ -101,6 +101,39 @@ def test_other_settings_are_named_but_neither_seed_nor_place(tmp_path: Path) -> 
         "train.epochs 40, not 75",
     ]
     assert departures(the_run(tmp_path / "c", recipe="act"), row_named(HM))[0] == "defence.name act, not hardness"
+
+
+def test_a_part_of_the_network_or_no_start_is_no_reproduction(tmp_path: Path) -> None:
+    for name, changes, told in (
+        ("head", {"train": "head"}, ["model.train head, not all"]),
+        ("lora", {"train": "lora", "lora_rank": 4}, ["model.train lora, not all"]),
+        ("none", {"weights": ""}, ["start without weights"]),
+    ):
+        assert departures(the_run(tmp_path / name, model=changes), row_named(HM)) == told
+    mean = the_run(tmp_path / "mean", train={"mean_from": 0.5})
+    assert departures(mean, row_named(HM)) == ["train.mean_from 0.5, not 0.0"]
+    run = a_run(tmp_path / "given", on="cub", row=HM, model={"weights": ""})  # a model that `fit` was given
+    info = json.loads((run / "run.json").read_text())
+    info["model"] = {"given": True, "weights": {"source": "robust.safetensors", "tensors": 100}}
+    (run / "run.json").write_text(json.dumps(info))
+    assert departures(collect([run]).entries[0], row_named(HM)) == ["start robust.safetensors"]
+
+
+def test_a_robust_start_is_compared_with_a_run_of_the_same_settings(tmp_path: Path) -> None:
+    """Augmentation and means of weights count; a setting that an older run does not have was at its default."""
+    older, *others = [
+        a_run(tmp_path / name, on="cub", model={"weights": "plain.safetensors"}, train=train)
+        for name, train in (("older", {}), ("mean", {"mean_from": 0.5}), ("jitter", {}))
+    ]
+    for path, forgotten, changes in ((older, "mean_from", {}), (others[1], "", {"jitter": 0.2})):
+        info = json.loads((path / "run.json").read_text())
+        info["settings"]["train"].pop(forgotten, None)
+        info["settings"]["data"] |= changes
+        (path / "run.json").write_text(json.dumps(info))
+    robust = a_run(tmp_path / "robust", on="cub", model={"weights": "robust.safetensors"})
+    entries = collect([tmp_path]).entries
+    (own,) = [each for each in entries if each.path == robust]
+    assert {each.path for each in entries if plain_start_of(own, [each])} == {older}
 
 
 def test_a_part_of_the_data_or_smaller_images_are_no_reproduction(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_every_defence_trains_a_module_in_place(name: str, digits: ah.Dataset, t
     before = {key: value.clone() for key, value in net.state_dict().items()}
     recipe = {"hardness": "hm", "free": "hm-free", "tride": "catride"}.get(name, name)
     small = digits.__class__(digits.name, digits.train.keep(torch.arange(0, 901, 6)), digits.test)
-    overrides = SHORT | {"optimiser": {"lr": 1e-3}, "batch": {"pairs": 8, "mining_pairs": 0}}
+    overrides = SHORT | {"optimiser": {"lr": 1e-3}, "batch": {"pairs": 8, "mining_pairs": 0, "images": 64}}
     run = ah.fit(net, small, recipe, tmp_path / "run", overrides=overrides, device="cpu")
     assert run.read_json()["status"] == "done" and run.metrics()[-1]["r1"] > 20
     after = net.state_dict()

@@ -62,7 +62,7 @@ class Case:
             "train": {"epochs": 2, "evaluate_every": 1, "checkpoint_seconds": 0, "collapse_warmup": 9},
             "batch": BATCHES[settings["batch"]["kind"]],
             "data": {"crop": 6, "flip": True},  # so that augmentation counts too
-            "defence": {"steps": 2} if "steps" in settings["defence"] else {},
+            "defence": {"steps": 2} if "steps" in settings["defence"] and self.recipe != "proxy" else {},
             "optimiser": {"schedule": "cosine"},  # by the steps of the whole run, however often it is stopped
         }
         if self.model is None:
@@ -93,7 +93,7 @@ ONE_CYCLE: dict[str, Any] = {
     "data": {"crop": 6, "crop_least": 0.6, "jitter": 0.3},
 }
 AWP: dict[str, Any] = {"awp": 0.01, "awp_from": 1, "clean": 0.4, "steps": 2}  # begins in the second epoch
-TAUGHT: dict[str, Any] = {"steps": 2, "cutmix": 0.5, "triplets": 0.5, "teacher": "TEACHER", "drift": 0.01}
+TAUGHT: dict[str, Any] = {"steps": 2, "cutmix": 0.5, "teacher": "TEACHER", "drift": 0.01}
 PROXY_ANCHOR = "pytorch_metric_learning.losses:ProxyAnchorLoss"
 HARDENED: dict[str, Any] = {"triplets": 0.5, "triplet_attack": "hm"}  # remembers the loss before
 YOURS: dict[str, Any] = {"loss": PROXY_ANCHOR, "steps": 2, "awp": 0.01, "teacher": "TEACHER", **HARDENED}
@@ -106,7 +106,7 @@ CASES = {
     "proxy min-max": Case("proxy-minmax", {"defence": AWP, "train": {"ema": 0.9}, **ONE_CYCLE}),
     "proxy trades": Case("proxy-trades", {"defence": {"loss": "proxy-anchor", "beta_warm": 0.9, "steps": 2}}),
     "proxy live": Case("proxy-minmax", {"defence": {"awp": 0.01, "steps": 2}}, model=live),
-    "robust": Case("robust", {"defence": TAUGHT, "batch": {"kind": "pairs", "pairs": 32}, **ONE_CYCLE}),
+    "robust": Case("robust", {"defence": TAUGHT, **ONE_CYCLE}),
     "proxy yours": Case("proxy-minmax", {"defence": YOURS, "batch": {"kind": "pairs", "pairs": 32}}),
     "mean of late weights": Case("proxy", {"train": {"mean_from": 0.3}}),
     "mean of the weights": Case("natural", {"train": {"ema": 0.9}}),

@@ -144,6 +144,7 @@ def resume(
     mean: Mean = "",
     std: Std = "",
     size: Size = "",
+    teacher: Annotated[Path | None, typer.Option(help="New location of defence.teacher, if it has moved")] = None,
     allow: Annotated[
         list[str],
         typer.Option(metavar="MODULE:THING", help="Code or hf: weights named in run.json that you trust; repeatable"),
@@ -155,8 +156,12 @@ def resume(
     from ..console import Console
     from ..training.fit import resume as resume_run
 
-    own = model_of(model, mean, std, size) if model else None
-    _finished(resume_run(run, model=own, root=root, device=device, report=Console(), allow=allow, callbacks=track).path)
+    mine = model_of(model, mean, std, size) if model else None
+    own = {"teacher": str(teacher)} if teacher else {}
+    found = resume_run(
+        run, model=mine, root=root, device=device, report=Console(), allow=allow, own=own, callbacks=track
+    )
+    _finished(found.path)
 
 
 def _put(tree: dict[str, Any], section: str, key: str, value: object) -> None:

@@ -46,6 +46,8 @@ def build(tree: Mapping[str, Any], origin: Origin = RECORD) -> Settings:
     kind_of_defence = _defence_settings(name, origin)
     for key, reason in REFUSED.get(name, {}).items():
         check(key not in chosen, f"leave out defence.{key} with defence.name={name}: {reason}")
+    if origin.record and name == "proxy" and chosen.get("form") != "minmax" and chosen.get("clean") == 0:
+        del chosen["clean"]  # 0 meant "not set" in older records
     kinds = {f.name: f.type for f in dataclasses.fields(Settings) if f.name != "defence_name"}
     known = (set(dotted(Settings())) - {"defence_name"}) | {f"defence.{key}" for key in dotted(kind_of_defence())}
     known |= {"defence.name"}

@@ -21,6 +21,7 @@ from ..interface import option
 from ..runs.files import regular
 from .build import build, section_of, sections_of
 from .settings import DEFENCE_SETTINGS, Settings
+from .unread import refuse_unread
 
 __all__ = [
     "Layer",
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 USUAL = "robust"
+_INSTEAD = {"clean": "beta", "beta": "clean"}
+_OF_ATTACKS = ("clean", "beta", "beta_warm")
+_READ = ("batch", "train", "defence")
 PAIRED = "hm-lga"  # whose batches are pairs of a class, as most defences of your own need them
 
 
@@ -100,6 +104,12 @@ def _lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
     for thing in ("loss", "miner"):  # arguments belong to the thing they were given for
         if thing in above and above[thing] is not below.get(thing) and above[thing] != below.get(thing):
             below.pop(f"{thing}_args", None)
+    for new, old in _INSTEAD.items():  # two names of one number: the later one replaces the earlier
+        if new in above and old not in above:
+            below.pop(old, None)
+    if above.get("form") == "natural":  # nothing is attacked
+        for key in _OF_ATTACKS:
+            below.pop(key, None)
     for key, value in above.items():
         if isinstance(value, Mapping) and isinstance(below.get(key), dict):
             _lay_over(below[key], value)
@@ -191,8 +201,18 @@ def settings_from(recipe: str = "", overrides: Mapping[str, Any] | None = None) 
         if is_code(other) and other != below.get("name"):  # yours has its own settings, and none of the recipe's
             tree["defence"] = {}
     _lay_over(tree, overrides)
+    _check_one_number(overrides.get("defence"), tree.get("defence"))
     tree.setdefault("recipe", recipe)
-    return build(tree, USER)
+    settings = build(tree, USER)
+    refuse_unread(settings, [f"{name}.{key}" for name, table in overrides.items() if name in _READ for key in table])
+    return settings
+
+
+def _check_one_number(given: Any, defence: Any) -> None:
+    """Refuse overrides with both names of one number. A file may have both, as a resolved recipe has."""
+    if isinstance(given, Mapping) and isinstance(defence, Mapping) and defence.get("form") == "trades":
+        twice = given.get("clean", "auto") != "auto" and "beta" in given
+        check(not twice, "defence.clean sets β already: leave defence.beta out, or defence.clean")
 
 
 def _check_other_defence(recipe: str, below: Mapping[str, Any], above: Mapping[str, Any]) -> None:

@@ -106,6 +106,10 @@ class Settings:
     recipe: str = ""
     defence_name: str = ""  # of `defence`; several defences may have settings of one kind
 
+    def __post_init__(self) -> None:
+        wants = getattr(self.defence, "draws_triplets", "") if self.batch.kind == "images" else ""
+        check(not wants, f"batch.kind = images has no pairs for {wants}: set batch.kind to pairs or classes")
+
 
 DEFENCE_SETTINGS: dict[str, type[Any]] = {**DEFENCES, **PRETRAININGS}
 """The settings dataclass of every defence and pretraining, by the name that `defence.name` takes."""

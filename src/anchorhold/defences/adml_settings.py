@@ -1,5 +1,6 @@
 """Settings of adversarial deep metric learning. This file loads without torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -81,6 +82,16 @@ class AdmlSettings(Inner):
                     f"objective = surrogate perturbs each sample against the whole batch, so {name} = {value} has no "
                     "effect: leave it out",
                 )
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Settings that are not read, and which setting would read them."""
+        return {} if self.formulation == 3 else {"weight": "it is of defence.formulation = 3"}
+
+    @property
+    def draws_triplets(self) -> str:
+        """What draws triplets from pairs of a class; "" where nothing does."""
+        return "" if self.objective == "surrogate" else "the tuples of this defence"
 
     @property
     def attacks(self) -> bool:

@@ -1,5 +1,6 @@
 """Settings of hardness manipulation and of its free variant; they load without torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -89,6 +90,12 @@ class HardnessSettings(LossSettings, Inner, Mining):
         for name, shape, usual in (("power", "power", 2.0), ("slope", "sigmoid", 10.0)):
             used = gradual == shape or getattr(self, name) == usual
             check(used, f"defence.{name} is of defence.gradual = {shape}: leave it out")
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Settings that are not read, and which setting would read them."""
+        shapes = self.boost or self.destination == "lga"
+        return {} if shapes else {"u": "it is of defence.destination = lga, or of defence.boost"}
 
     @property
     def onset(self) -> float:

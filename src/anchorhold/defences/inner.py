@@ -60,6 +60,12 @@ class Mining:
         bool, "Softhard may draw the anchor as its own positive, as the papers' code does; Roth et al. 2020 do not."
     ] = True
 
+    @property
+    def draws_triplets(self) -> str:
+        """What draws triplets from pairs of a class; "" where nothing does."""
+        yours = isinstance(getattr(self, "loss", None), Named) and not hasattr(self, "source")
+        return "" if yours else "the triplets of this defence"
+
     def check_mining(self, *samplers: object) -> None:
         """Refuse settings that none of the chosen samplers reads."""
         check_cuts(self.lower, self.upper)

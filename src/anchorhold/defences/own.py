@@ -54,6 +54,8 @@ def given_again(place: object, tree: Mapping[str, Any], own: Mapping[str, Any]) 
     def put(recorded: Any, given: Any, path: str) -> Any:
         if isinstance(given, Mapping) and isinstance(recorded, Mapping):
             return {**recorded, **{key: put(recorded.get(key), each, f"{path}.{key}") for key, each in given.items()}}
+        if path == "defence.teacher":  # it may have moved: its hash tells whether it is the same
+            return str(given)
         name = str(named(given, USER))
         check(recorded == name, f"{place} has {path} = {recorded!r}, not {name!r}: give what it began with")
         return given

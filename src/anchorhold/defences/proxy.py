@@ -97,9 +97,9 @@ def _mixed(step: Step, settings: ProxySettings) -> tuple[Step, Targets | None]:
 
 def _loss(step: Step, settings: ProxySettings, by: Measured, views: _Views) -> Tensor:
     """The loss of clean and moved images, with triplets and a teacher where there are any."""
-    images, share = step.batch.images, 1.0 if settings.form != "minmax" else settings.clean
+    images, share = step.batch.images, settings.share
     # A teacher needs clean embeddings, also where their loss has no weight.
-    both = settings.form == "trades" or 0 < share < 1 or (settings.raises and views.taught is not None)
+    both = settings.raises and (settings.form == "trades" or share > 0 or views.taught is not None)
     shown = [images, views.moved] if both else [views.moved]
     origins = torch.arange(len(images), device=images.device).repeat(len(shown))
     if views.units is not None and views.triplets is not None:

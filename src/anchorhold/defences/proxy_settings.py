@@ -1,5 +1,6 @@
 """Settings of the defence with one learned proxy for each class."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -51,7 +52,10 @@ class ProxySettings(LossSettings, Inner):
     smoothing: Annotated[float, "Label smoothing of the softmax, a share of the target."] = 0.0
     proxy_lr: Annotated[float, "Learning rate of the proxies, or of a loss of yours without loss_lr."] = 1e-2
     warm: Annotated[float, "Share of the training over which ε grows from 0."] = 0.5
-    clean: Annotated[float, "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean."] = 0.0
+    clean: Annotated[
+        float | Literal["auto"],
+        "Share of the clean loss; with form = trades it sets β = (1 − clean) / clean, and auto leaves β to beta.",
+    ] = "auto"
     beta: Annotated[float, "Weight (β) of the divergence, with form = trades and no defence.clean."] = 4.0
     beta_warm: Annotated[float, "Share of the training over which β grows from 0."] = 0.0
     cutmix: Annotated[float, "Share of the images with a rectangle of another one in them, in training."] = 0.0
@@ -60,7 +64,7 @@ class ProxySettings(LossSettings, Inner):
     triplet_attack: Annotated[
         Literal["form", "hm"], "Its images: those of the form, or triplets perturbed by HM[sampler, LGA]."
     ] = "form"
-    sampler: Annotated[str, "How its triplets are drawn from a batch.", SAMPLER_NAMES] = "softhard"
+    sampler: Annotated[Named | str, "How its triplets are drawn from a batch.", SAMPLER_NAMES] = "softhard"
     teacher: Annotated[str, "A run folder or model: clean embeddings are held near those of this frozen teacher."] = ""
     drift: Annotated[float, "How far clean embeddings may be from the teacher's: the mean of 1 − cos."] = 0.1
     drift_rate: Annotated[float, "How fast the weight of that constraint grows while they are farther."] = 0.1
@@ -71,6 +75,7 @@ class ProxySettings(LossSettings, Inner):
     def __post_init__(self) -> None:
         Inner.__post_init__(self)
         chosen(self, "loss", _LOSSES)
+        chosen(self, "sampler", SAMPLER_NAMES)
         LossSettings.__post_init__(self)
         self.unused("scale", "margin", "smoothing", "cutmix")
         for name, words in _WORDS.items():
@@ -82,9 +87,13 @@ class ProxySettings(LossSettings, Inner):
             check(getattr(self, name) >= 0, f"defence.{name} must not be negative, got {getattr(self, name)}")
         for name in ("warm", "clean", "beta_warm", "cutmix"):
             share = getattr(self, name)
-            check(0 <= share <= 1, f"defence.{name} is a share between 0 and 1, got {share}")
+            fits = share == "auto" if isinstance(share, str) else 0 <= share <= 1
+            check(fits, f"defence.{name} is a share between 0 and 1, got {share}")
         check(0 <= self.smoothing < 1, f"defence.smoothing is a share below 1, got {self.smoothing}")
-        check(self.sampler in SAMPLER_NAMES, f"no sampler {self.sampler!r}; {nearest(self.sampler, SAMPLER_NAMES)}")
+        check(
+            not (self.cutmix and self.triplets),
+            "defence.cutmix gives images two classes, and defence.triplets needs one: leave one of them out",
+        )
         self._check_used()
 
     @property
@@ -102,17 +111,7 @@ class ProxySettings(LossSettings, Inner):
         ):
             used = getattr(self, field) == word or getattr(self, name) == type(self).__dataclass_fields__[name].default
             check(used, f"defence.{name} is of defence.{field} = {word}: set that too, or leave it out")
-        check(
-            self.form != "natural" or not self.clean,
-            "defence.clean is of defence.form = minmax or trades: set that too, or leave it out",
-        )
-        if self.form == "trades" and self.clean:
-            check(self.clean < 1, "defence.clean must be below 1 with form = trades; at 1 set defence.form = natural")
-            check(
-                self.beta == type(self).beta,
-                f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
-                f"for β = {self.beta:g}",
-            )
+        self._check_clean()
         for owner, names in (
             ("triplets", ("triplet_margin", "triplet_attack", "sampler")),
             ("teacher", ("drift", "drift_rate")),
@@ -126,10 +125,53 @@ class ProxySettings(LossSettings, Inner):
         )
         check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
 
+    def _check_clean(self) -> None:
+        """Refuse a share of the clean loss that the form does not have."""
+        if isinstance(self.clean, str):
+            return
+        check(
+            self.form != "natural" or self.clean == 1,
+            "defence.clean is of defence.form = minmax or trades: set that too, or leave it out",
+        )
+        if self.form == "trades":
+            check(
+                self.clean > 0,
+                "defence.clean = 0 would leave TRADES without a clean loss: set a small share such as 0.05, or set "
+                "defence.beta instead",
+            )
+            check(
+                self.beta == type(self).beta,
+                f"defence.clean sets β already: leave defence.beta out, or set defence.clean={1 / (1 + self.beta):.3g} "
+                f"for β = {self.beta:g}",
+            )
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Settings that are not read, and which setting would read them."""
+        found: dict[str, str] = {}
+        if self.form == "natural" and not self.hardens:
+            names = ("eps", "alpha", "steps", "norm", "start", "warm")
+            found |= dict.fromkeys(names, "defence.form = minmax or trades attacks, and natural does not")
+        if isinstance(self.loss, Named) and self.loss_lr:
+            found["proxy_lr"] = "defence.loss_lr is the rate of a loss of yours"
+        return found
+
+    @property
+    def draws_triplets(self) -> str:
+        """What draws triplets from pairs of a class; "" where nothing does."""
+        return f"defence.triplets = {self.triplets:g}" if self.triplets else ""
+
+    @property
+    def share(self) -> float:
+        """The share of the clean loss, c: `clean` where it is set, else 1, 0 or 1 / (1 + β) by the form."""
+        if not isinstance(self.clean, str):
+            return self.clean
+        return {"natural": 1.0, "minmax": 0.0, "trades": 1 / (1 + self.beta)}[self.form]
+
     @property
     def raises(self) -> bool:
-        """Whether anything is perturbed."""
-        return self.form == "trades" or (self.form == "minmax" and self.clean < 1)
+        """Whether anything is perturbed; β = 0 is not clean = 1, since its images are moved and measured."""
+        return self.form != "natural" and self.clean != 1
 
     @property
     def hardens(self) -> bool:
@@ -156,5 +198,5 @@ class ProxySettings(LossSettings, Inner):
 
     def beta_at(self, progress: float) -> float:
         """β when this share of the training is done."""
-        beta = (1 - self.clean) / self.clean if self.clean else self.beta
+        beta = self.beta if isinstance(self.clean, str) else (1 - self.clean) / self.clean
         return beta * grown(progress, self.beta_warm)

@@ -39,6 +39,7 @@ __all__ = [
     "ShiftSettings",
     "TradesSettings",
     "TrideSettings",
+    "unread_by",
 ]
 
 _SHIFTS = ("euclidean", "cosine")
@@ -176,6 +177,12 @@ class TradesSettings(MadrySettings):
         super().__post_init__()
         check(self.beta >= 0, f"beta is the weight of a loss and must be at least 0, got {self.beta}")
         check(self.shift in _PULLS, f"no shift {self.shift!r}; {nearest(self.shift, _PULLS)}")
+
+
+def unread_by(settings: object) -> Mapping[str, str]:
+    """The settings of a defence that it does not read with these values, and which setting would read them."""
+    found: Mapping[str, str] = getattr(settings, "unread", {})
+    return found
 
 
 SETTINGS: Mapping[str, type[Any]] = {

@@ -178,7 +178,10 @@ class Step:
         embedded: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Tensor:
-        """The units (U, V, C, H, W) after the inner attack; its cost is logged."""
+        """The units (U, V, C, H, W) after the inner attack; its cost is logged. With ε = 0 they stay as they are."""
+        if inner.eps == 0:
+            self.log("image_steps", 0.0)
+            return units
         key, count = self.key("start"), len(units)
         mine = self.ranks.share(count)
         objective = objective.shared(self.ranks, count)

@@ -6,11 +6,14 @@ by dual ascent: training minimises L + μ · (gap − drift). After each step μ
 μ begins at 1. It grows while embeddings are too far from the teacher's, and falls to 0 where they are near enough.
 """
 
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from ..errors import ModelError, check
 from ..geometry import cosine
+from ..interface import worded
 from ..model.embedder import Embedder, load_embedder
 from ..model.wrap import fingerprint_of
 from .proxy_settings import ProxySettings
@@ -23,6 +26,11 @@ MULTIPLIER = "drift_multiplier"
 
 def teacher_of(settings: ProxySettings, device: torch.device | str = "cpu") -> Embedder:
     """The teacher that the settings name, frozen, from its run folder or file; another one than recorded is refused."""
+    check(
+        not settings.teacher_hash or Path(settings.teacher).exists(),
+        f"no teacher at {settings.teacher}; if it has moved, give its new place: "
+        + worded("--teacher PLACE", 'own={"teacher": PLACE}'),
+    )
     teacher = load_embedder(settings.teacher, device).requires_grad_(False)
     if settings.teacher_hash and fingerprint_of(teacher) != settings.teacher_hash:
         raise ModelError(

@@ -1,6 +1,7 @@
 """Settings of CA-TRIDE; they load without torch."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
@@ -70,3 +71,18 @@ class TrideSettings(Inner, Mining):
             self.stop or self.form == "paper",
             "without stop the attack raises C without limit, but ANP in the code's form lowers it: use form = paper",
         )
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """Settings that are not read, and which setting would read them."""
+        found: dict[str, str] = {}
+        if self.guide == "hardness":
+            weights = ("adaptive", "weights_carry_gradient")  # attention is that of the collapseness in the log
+            found |= dict.fromkeys(weights, "it is of defence.guide = collapseness")
+        if not self.top_rank_loss:
+            found |= dict.fromkeys(("gamma", "beta"), "it is of defence.top_rank_loss")
+        elif self.phases == "cap" and self.form == "paper":
+            found |= dict.fromkeys(("gamma", "beta"), "in the paper's form it is of defence.phases = both or anp")
+        if self.sampler != "semihard" and not isinstance(self.sampler, Named):
+            found["window"] = "it is of defence.sampler = semihard"
+        return found

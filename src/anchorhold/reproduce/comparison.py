@@ -6,6 +6,7 @@ Where the paper started from robust weights, which cannot be downloaded here, th
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -13,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 from ..columns import pixel_fraction
 from ..config.build import to_dict
 from ..config.recipes import settings_from
+from ..config.settings import DEFENCE_SETTINGS, Settings
 from ..data.settings import WHOLE
 from ..errors import AnchorholdError, SettingsError
 from ..perturb.settings import THREATS
@@ -28,7 +30,7 @@ _JUDGED = {
     "optimiser": None,
     "batch": None,
     "data": ("resize", "crop", "crop_least", "interpolation", "proportions", "flip", "jitter", "test_crop", "beside"),
-    "model": ("backbone", "dim", "freeze_batchnorm"),
+    "model": ("backbone", "dim", "freeze_batchnorm", "train", "head"),  # adapters: train is not all then
     "train": ("epochs", "benign", "ema", "mean_from"),
 }
 
@@ -114,11 +116,8 @@ def plain_start_of(entry: R, entries: Sequence[R]) -> R | None:
     """The finished run with the same settings and seed but plain weights, if this one started from robust ones."""
 
     def settings(each: Repeat) -> tuple[object, ...]:
-        model = dig(each.info, "settings", "model")
-        rest = {key: value for key, value in model.items() if key != "weights"} if isinstance(model, Mapping) else None
-        judged = [dig(each.info, "settings", section) for section in ("defence", "optimiser", "batch")]
-        train = [dig(each.info, "settings", "train", key) for key in ("epochs", "benign", "ema", "seed")]
-        return dig(each.info, "data"), judged, train, rest
+        judged = [_chosen(each, section, keys) for section, keys in (_JUDGED | {"model": None}).items()]
+        return dig(each.info, "data"), dig(each.info, "settings", "train", "seed"), judged
 
     if not _robust(entry):
         return None
@@ -126,9 +125,20 @@ def plain_start_of(entry: R, entries: Sequence[R]) -> R | None:
     return next((each for each in alike if _weights(each) and not _robust(each)), None)
 
 
+def _chosen(entry: Repeat, section: str, keys: Sequence[str] | None) -> dict[str, Any] | None:
+    """A run's values of a section, or of these keys of it; a setting newer than the run had its default then."""
+    own = dig(entry.info, "settings", section)
+    if not isinstance(own, Mapping):
+        return None
+    kind = DEFENCE_SETTINGS.get(str(own.get("name"))) if section == "defence" else type(getattr(Settings(), section))
+    whole = {**(asdict(kind()) if kind else {}), **own}
+    return {key: value for key, value in whole.items() if (key in keys if keys else key != "weights")}
+
+
 def _weights(entry: Repeat) -> str:
-    """The file name of a run's initial weights."""
-    return Path(str(dig(entry.info, "settings", "model", "weights") or "").replace("\\", "/")).name
+    """The file name of a run's initial weights, also of a model that `fit` was given."""
+    chosen = dig(entry.info, "settings", "model", "weights") or dig(entry.info, "model", "weights", "source")
+    return Path(str(chosen or "").replace("\\", "/")).name
 
 
 def _robust(entry: Repeat) -> bool:
@@ -163,7 +173,9 @@ def _images(entry: Repeat, row: Row) -> list[str]:
 
 
 def _start(entry: Repeat, row: Row) -> list[str]:
-    """Robust initial weights, where the row has none."""
+    """Robust initial weights, where the row has none, or no weights at all."""
+    if dig(entry.info, "settings", "model", "weights") == "" and not _weights(entry):
+        return ["start without weights"]
     return [f"start {_weights(entry)}"] if _robust(entry) and not row.published.get("init") else []
 
 

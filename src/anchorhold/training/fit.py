@@ -154,7 +154,8 @@ def resume(
         allow: code that may be imported, as `module:thing`, and weights that may be downloaded, as `hf:owner/name`;
             settings that name others are refused.
         defence: the defence of your own that the run trains by, where it was given as an object.
-        own: what else of the defence's settings was given as an object, such as {"loss": MyLoss(2.0)}.
+        own: what else of the defence's settings was given as an object, such as {"loss": MyLoss(2.0)}; or the new
+            place of a teacher that has moved, {"teacher": "runs/teacher"}.
         callbacks: as in `fit`; a run does not remember them.
 
     >>> import tempfile

@@ -140,7 +140,10 @@ def _on_gpu(trial: "_Trial", whole: int) -> Measured:
 
 
 class _Longest(Step):
-    """A step whose attacks take all their steps."""
+    """A step whose attacks take all their steps, at the full ε."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given | {"progress": 1.0})
 
     def perturb(self, embed: Any, units: Tensor, objective: Any, inner: Any, *more: Any, **named: Any) -> Tensor:
         return super().perturb(embed, units, objective, cast(Inner, _Undropped(inner)), *more, **named)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -64,7 +65,10 @@ def prepared(
 ) -> Prepared:
     """The arguments of `fit`, read. A small data set of yours gets a smaller batch, unless you set its size."""
     if not isinstance(data, Dataset):
-        labels = settings is not None or defence is not None or not uses_no_labels(recipe, overrides)
+        if settings is not None:
+            labels = settings.defence_name not in WITHOUT_LABELS
+        else:
+            labels = defence is not None or not uses_no_labels(recipe, overrides)
         data = data_from(data, nested(overrides or {}).get("data", {}), labels)
     if defence is not None:
         check(settings is None, "settings name their defence: leave defence out, or give recipe and overrides")
@@ -171,7 +175,9 @@ def completed(settings: Settings, model: nn.Module) -> tuple[Settings, str]:
     """The settings of a new run with what only its models tell, and a note for the user; "" where there is none."""
     if isinstance(settings.defence, ProxySettings) and settings.defence.teacher:
         chosen, mark = settings.defence, fingerprint_of(teacher_of(settings.defence))
-        return replace(settings, defence=replace(chosen, teacher_hash=mark)), f"teacher: {chosen.teacher} ({mark})"
+        place = str(Path(chosen.teacher).resolve())  # a run may be resumed from another folder
+        known = replace(chosen, teacher=place, teacher_hash=mark)
+        return replace(settings, defence=known), f"teacher: {chosen.teacher} ({mark})"
     if not isinstance(settings.defence, DistilLogitsSettings):
         return settings, ""
     soft = with_logits(settings.defence, model)
