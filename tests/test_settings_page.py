@@ -14,10 +14,10 @@ LINES = re.findall(r"^anchorhold train .*$", PAGE.read_text(encoding="utf-8"), r
 
 
 def settings(line: str) -> Settings:
-    """The settings of a command line: DATA --recipe NAME --set KEY=VALUE …"""
+    """The settings of a command line: DATA --root FOLDER --recipe NAME --set KEY=VALUE … --out RUN."""
     _, _, data, *words = shlex.split(line)
     options = list(zip(words[::2], words[1::2], strict=True))
-    assert {name for name, _ in options} <= {"--recipe", "--set"}, line
+    assert {name for name, _ in options} <= {"--recipe", "--set", "--root", "--out"}, line
     (recipe,) = [value for name, value in options if name == "--recipe"]
     changes = parse_assignments(value for name, value in options if name == "--set")
     return settings_from(recipe, changes | {"data": {"name": data}})

@@ -118,11 +118,11 @@ def test_queries_of_a_function_are_counted_and_said_beforehand(monkeypatch: pyte
         seen[0] += len(x)
         return inner(x)
 
-    for name in ("ensemble", "strong", "expected"):
+    for name in ("ensemble", "expected"):
         monkeypatch.setattr(f"anchorhold.auditing.{name}.SQUARE_QUERIES", 40, raising=False)
     members = [dataclasses.replace(each, budget=lambda eps: Budget(40)) for each in (*BLACK, WARM)]
     monkeypatch.setattr("anchorhold.auditing.run.BLACK", tuple(members[:2]))
-    monkeypatch.setattr("anchorhold.auditing.strong.BLACK", tuple(members[:2]))
+    monkeypatch.setattr("anchorhold.auditing.ladder.BLACK", tuple(members[:2]))
     heard, tiny = Lines(), {"eps": 1e-6, "epsilons": [1e-6, 2e-6, 3e-6, 4e-6], "attacks": ["margin"]}
     found = ah.audit(
         ah.wrap(service, gradients=False),

@@ -160,7 +160,7 @@ def test_rows_of_another_layout_are_not_read(
 ) -> None:
     options = {**QUICK, "attacks": ["GTM"], "limit": 4, "epsilons": [4 / 255], "out": tmp_path}
     with monkeypatch.context() as patch:
-        patch.setattr("anchorhold.auditing.strong.LAYOUT", 1)
+        patch.setattr("anchorhold.auditing.ladder.LAYOUT", 1)
         ah.audit(model, digits, **options)
     with pytest.raises(RunError, match="another attack"):
         ah.audit(model, digits, **options)

@@ -50,6 +50,7 @@ class ListAttack:
         images: (N, C, H, W) perturbed.
         right: (N,) whether the first id is right in the end.
         settings: goal, ε, length of the lists and so on.
+        about: model, data, versions, device and commit.
     """
 
     r1: tuple[float, ...]
@@ -58,7 +59,7 @@ class ListAttack:
     images: Tensor
     right: Tensor
     settings: dict[str, Any]
-    about: dict[str, Any] = field(default_factory=dict)  # model, data, versions, device and commit
+    about: dict[str, Any] = field(default_factory=dict)
 
     @property
     def queries(self) -> int:
