@@ -1,6 +1,8 @@
 """Models without a useful gradient: functions audited by queries alone, straight-through steps, and their flags."""
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -195,11 +197,45 @@ def test_fingerprints_tell_steps_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len({*through, *marks}) == len(ways) + len(steps)
     again = [fingerprint_of(ah.wrap(net, before=rounded(8), backward=way)) for way in ("identity", rounded(9))]
     assert again == [through[0], through[4]]
+    twice = [fingerprint_of(ah.wrap(ah.wrap(net, before=rounded(count)), unit=False)) for count in (8, 9)]
+    assert twice[0] != twice[1]
     counting = ah.wrap(net, before=Quantised(3))
     counting(torch.rand(2, 1, 2, 2))
     assert fingerprint_of(counting) == marks[8]  # a private counter is no setting
     monkeypatch.setattr(sys.modules[__name__], "LEVELS", 6)
     assert fingerprint_of(ah.wrap(net, before=by_global)) != marks[7]
+
+
+def test_the_hash_of_a_step_is_the_same_in_every_process() -> None:
+    """Shards, receipts and ranks compare it: no address or order of a set may be part of it."""
+    code = """
+import sys, numpy, torch, functools
+from anchorhold.model.code_hash import hash_of
+TABLE = {"a": torch.arange(3), ("b", 2): {"x", "y", 3.5}, "f": len}
+class Step:
+    def __init__(self):
+        self.table, self.kinds, self.me = TABLE, {int, str}, self
+    def __call__(self, x):
+        return helper(x) * len(TABLE)
+def helper(x):
+    return x + numpy.pi
+def closed(held):
+    return lambda x: held and torch.round(x)
+odd = [torch, numpy.array([1, "a", None], dtype=object), numpy.float64(2), sys]
+step = [closed(odd), Step(), helper, Step().__call__]
+print(hash_of(step), hash_of(functools.partial(helper, Step())))
+"""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(said) == 1
 
 
 def test_a_stand_in_given_later_is_not_answered_by_old_shards(tmp_path: Path) -> None:

@@ -314,6 +314,15 @@ def test_scores_as_files(strong: Audit) -> None:
     bits, jpeg = (strong.strong["realisable"][form]["ers"] for form in ("8 bits", "JPEG 90"))
     score = strong.protocols["strong"].ers
     assert score is not None and abs(bits - score.value) < 3 and jpeg > score.value
+    # Receipts hold the same 8-bit images, here of all samples: the means of what they state are the columns.
+    assert strong.receipts is not None
+    mains = {"recall": strong.strong["realisable"]["8 bits"]["columns"]["GTM"]}
+    mains |= {
+        name: strong.strong["realisable"]["8 bits"]["columns"][name] for name in ("CA+", "CA-", "QA+", "QA-", "GTT")
+    }
+    for name, column in mains.items():
+        told = strong.receipts.goals[name]
+        assert len(told["ids"]) == 12 and column == pytest.approx(100 * float(told["measure"].mean())), name
 
 
 def test_what_is_rounded_stays_within_an_eps_between_two_levels() -> None:

@@ -241,6 +241,16 @@ def test_numbers_come_in_order_and_any_logged_value_may_be_asked_for(tmp_path: P
     assert table.rows == tuple((str(steps), Mean(steps / 100, 1, 1)) for steps in (2, 8, 16))
 
 
+@pytest.mark.parametrize(("norm", "shown"), [("linf", ["51/255", "102/255"]), ("l2", ["0.2", "0.4"])])
+def test_a_matrix_shows_eps_in_the_norm_of_its_runs(tmp_path: Path, norm: str, shown: list[str]) -> None:
+    for eps in (0.2, 0.4):
+        a_run(tmp_path / str(eps), defence={"eps": eps, "norm": norm})
+    table = matrix(collect([tmp_path]).entries, "eps", "train.seed", ["r1"])
+    assert [row[0] for row in table.rows] == shown
+    table = matrix(collect([tmp_path]).entries, "train.seed", "defence.eps", ["r1"])
+    assert [column.head for column in table.columns[1:]] == shown
+
+
 def test_recipes_are_compared_like_settings_and_what_nobody_has_is_not_announced(tmp_path: Path) -> None:
     for recipe in ("hm", "hm-lga"):  # one defence
         a_run(tmp_path / recipe, recipe=recipe)

@@ -9,7 +9,8 @@ intervals over queries (null where there is none). It contains no paths, except 
     versions, device, commit     of the computation
     command      what you typed: {model, data, root, mean, std, size, surrogate, held-out …}, as far as given; {} if the
                  audit was made in Python; absent from files of older versions
-    model        kind, parameters, dim, weights (their hash; of a function that of its code), config of our own
+    model        kind, parameters, dim, weights (their hash; of a function that of its code; with the code and values
+                 of before and backward), config of our own
                  models, gradients (false where it gives none), notes, wrap (mean, std and size of a
                  wrapper); hub: its name with the commit, if it was loaded from the Hugging Face Hub
     data         query and gallery {name, fingerprint, resize and crop where images were resized},
@@ -37,7 +38,8 @@ intervals over queries (null where there is none). It contains no paths, except 
                  counts}, doubts (the input of flags)}. Files of older versions may have further lines, and no intervals
     strong       of a strong audit, whose columns are under protocols.strong: members, surrogate (a hash),
                  square_queries, image_steps, queries, after {goal: {member: the contested measure after it}},
-                 realisable {8 bits, JPEG 90: {columns, ers}}, doubts (the input of the flags)
+                 realisable {8 bits, JPEG 90 (of 1 or 3 channels): {columns, ers}}, doubts (the input of the flags:
+                 shares in percent; rejected: of samples with a changed image whose embedding is not finite)
 
 samples.safetensors has, for a protocol P, a column C, and the label L of a run, one row for each attacked sample: `P/C`
 and `P/C/initial` (as fractions 0..1, cosine or distance), `L/ids`, `L/targets`, `L/shift` (distance to the clean

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..columns import NOT_PERCENT, pixel_fraction, radius
+from ..columns import NOT_PERCENT, length, radius
 from ..console import shown
 from ..errors import RunError, SettingsError
 from ..runs.audits import attack_in_words, read_audit
@@ -128,7 +128,7 @@ def _results(info: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[Any]
     if eps is None:
         return
     norm = str(dig(facts, "settings", "norm") or "linf")
-    threat = {"eps": pixel_fraction(eps) if norm == "linf" else f"{eps:g}", "norm": norm}
+    threat = {"eps": length(eps, norm), "norm": norm}
     for protocol, outcome in _table(dig(facts, "protocols")).items():
         yield from result(
             "ers", f"ERS, {shown(protocol)}", _value(dig(outcome, "ers")), protocol=shown(protocol), **threat

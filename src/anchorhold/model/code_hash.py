@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -59,24 +59,28 @@ def _held(value: object, seen: dict[int, object]) -> Iterator[bytes]:
     if isinstance(value, _PLAIN):
         yield repr(value).encode()
         return
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        array = value.detach().cpu() if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-        yield f"{tuple(array.shape)} {array.dtype}".encode()
-        yield array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(value, Tensor):
+        yield f"{tuple(value.shape)} {value.dtype}".encode()
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        yield f"{array.shape} {array.dtype}".encode()
+        yield repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
         return
     if id(value) in seen:
         return
     seen[id(value)] = value  # kept alive, so that no other object gets its id
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield repr(name).encode()
+            yield from _held(name, seen)
             yield from _held(part, seen)
     elif isinstance(value, list | tuple):
         yield f"{len(value)} items".encode()
         for part in value:
             yield from _held(part, seen)
     elif isinstance(value, set | frozenset):
-        yield repr(sorted(map(repr, value))).encode()
+        yield repr(sorted(map(hash_of, value))).encode()
     elif isinstance(value, functools.partial):
         yield from _held((value.func, value.args, value.keywords), seen)
     elif isinstance(value, MethodType):
@@ -120,7 +124,7 @@ def _of_object(value: object, seen: dict[int, object]) -> Iterator[bytes]:
         function = getattr(kind, method, None)
         if isinstance(function, FunctionType) and not function.__module__.startswith("torch.nn.modules"):
             yield from _held(function, seen)
-    if isinstance(value, type):
+    if isinstance(value, type | ModuleType):
         return
     public = {n: part for n, part in getattr(value, "__dict__", {}).items() if not n.startswith("_")}
     if isinstance(value, nn.Module):

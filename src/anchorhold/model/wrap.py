@@ -267,6 +267,8 @@ def fingerprint_of(model: nn.Module) -> str:
         if model.before is not None:
             unusual |= {"before": hash_of(model.before)}
             unusual |= {} if model.backward is None else {"backward": hash_of(model.backward)}
+        if isinstance(inner, Victim) and inner.before is not None:  # wrapped twice
+            unusual |= {"inside": fingerprint_of(inner)}
         unusual |= {"function": inner.code} if isinstance(inner, Function) else {}
         digest.update(json.dumps(unusual).encode() if unusual else b"")
     return digest.hexdigest()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..columns import pixel_fraction
+from ..columns import length
 from ..errors import RunError
 from ..interface import Placeholder, option
 from ..runs.fields import dig, number
@@ -96,7 +96,7 @@ def draw_curves(panels: Mapping[str, Sequence[Curve]], out: Path, title: str = "
             _draw(axis, each, places[each.name])
         ticks = sorted({eps for each in drawn for eps in each.eps})
         apart = [eps for eps, before in zip(ticks, [-1.0, *ticks]) if eps - before > ticks[-1] / 20]
-        axis.set_xticks(apart, [f"{eps:g}" if norm != "linf" or not eps else pixel_fraction(eps) for eps in apart])
+        axis.set_xticks(apart, [length(eps, norm) if eps else "0" for eps in apart])
         axis.set(xlabel=_LABELS.get(norm, f"ε ({norm})"), ylabel="R@1 (%)", ylim=(0, 100))
     if title:
         figure.suptitle(plain_text(title, 80))

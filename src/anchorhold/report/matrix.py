@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..columns import pixel_fraction
+from ..columns import length
 from ..errors import RunError, check, nearest
 from ..runs.fields import dig
 from .collect import Entry
@@ -36,13 +36,15 @@ def matrix(entries: Sequence[Entry], down: str, across: str, values: Sequence[st
     left, top = (sorted({pair[side] for pair in cells}, key=setting_order) for side in (0, 1))
     asked = [(value, column_of(entries, value)) for value in values]
     heads = tuple(
-        Column(f"{across}={_word(b)} {c.key}", _label(across, b) + (f" {c.head}" if asked[1:] else ""), c.digits)
+        Column(
+            f"{across}={_word(b)} {c.key}", _label(across, b, usable) + (f" {c.head}" if asked[1:] else ""), c.digits
+        )
         for b in top
         for _, c in asked
     )
     rows = tuple(
         (
-            _label(down, a),
+            _label(down, a, usable),
             *(_mean([judged(e, value) for e in cells.get((a, b), [])]) for b in top for value, _ in asked),
         )
         for a in left
@@ -92,10 +94,13 @@ def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _label(setting: str, value: Any) -> str:
-    """A value of a setting as text; ε and α as N/255 where that is exact."""
-    lengths = setting.split(".")[-1] in ("eps", "alpha") and isinstance(value, int | float)
-    return pixel_fraction(value) if lengths else _word(value)
+def _label(setting: str, value: Any, entries: Sequence[Entry]) -> str:
+    """A value of a setting as text; ε and α as N/255 where that is exact, unless the runs have another norm."""
+    section, _, name = setting.rpartition(".")
+    if name not in ("eps", "alpha") or not isinstance(value, int | float):
+        return _word(value)
+    norms = {str(entry.setting(f"{section or 'defence'}.norm") or "linf") for entry in entries}
+    return length(value, "linf" if "linf" in norms else "l2")
 
 
 def _mean(cells: Sequence[Cell]) -> Cell:
