@@ -44,6 +44,8 @@ def test_a_training_takes_the_radius_and_keeps_its_number_of_steps() -> None:
         settings_from("hm-lga", {"data": {"name": "cub", "root": "x"}, "defence": {"norm": "l2"}})
     with pytest.raises(SettingsError, match="natural has no attack"):
         against(ah.Threat(), settings_from("natural", {"data": {"name": "digits"}}))
+    with pytest.raises(SettingsError, match="proxy has no attack"):
+        against(ah.Threat(), settings_from("proxy", {"data": {"name": "digits"}}))
 
 
 @pytest.mark.medium

@@ -66,6 +66,11 @@ def test_triplets_need_batches_of_pairs(recipe: str, changes: dict[str, Any], wo
     settings_from(recipe, {**changes, "batch.kind": "classes"})
 
 
+def test_hardness_needs_pairs_also_for_a_loss_of_yours() -> None:
+    with pytest.raises(SettingsError, match="has no pairs for the triplets"):
+        settings_from("hm-lga", YOURS)
+
+
 def test_a_loss_of_yours_needs_no_pairs_and_settings_by_hand_are_checked_too() -> None:
     for recipe in ("natural", "madry", "trades", "proxy-trades"):
         assert settings_from(recipe, YOURS).batch.kind == "images"

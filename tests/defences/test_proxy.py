@@ -658,7 +658,7 @@ def test_a_sampler_of_yours_draws_the_triplets_beside_proxies() -> None:
         ({"smoothing": 1.0}, "defence.smoothing"),
         ({"warm": -0.1}, "defence.warm"),
         ({"awp": -1.0}, "defence.awp"),
-        ({"awp_from": 3}, "set defence.awp too"),
+        ({"awp_from": 3}, "defence.awp: set that too"),
         ({"proxy_lr": 0.0}, "defence.proxy_lr"),
         ({"cutmix": 0.5, "loss": "proxy-anchor"}, "defence.loss = softmax"),
         ({"cutmix": 1.5}, "defence.cutmix"),

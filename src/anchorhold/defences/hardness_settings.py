@@ -98,6 +98,11 @@ class HardnessSettings(LossSettings, Inner, Mining):
         return {} if shapes else {"u": "it is of defence.destination = lga, or of defence.boost"}
 
     @property
+    def draws_triplets(self) -> str:
+        """What draws triplets from pairs of a class, also where a loss of yours trains on them."""
+        return "the triplets of this defence"
+
+    @property
     def onset(self) -> float:
         """u of g(·) and g_B; the margin, unless it is set."""
         return self.u or self.margin

@@ -62,9 +62,8 @@ class Mining:
 
     @property
     def draws_triplets(self) -> str:
-        """What draws triplets from pairs of a class; "" where nothing does."""
-        yours = isinstance(getattr(self, "loss", None), Named) and not hasattr(self, "source")
-        return "" if yours else "the triplets of this defence"
+        """What draws triplets from pairs of a class; "" where nothing does: a loss of yours takes whole batches."""
+        return "" if isinstance(getattr(self, "loss", None), Named) else "the triplets of this defence"
 
     def check_mining(self, *samplers: object) -> None:
         """Refuse settings that none of the chosen samplers reads."""

@@ -102,28 +102,22 @@ class ProxySettings(LossSettings, Inner):
 
     def _check_used(self) -> None:
         """Refuse settings that this form or loss does not read."""
-        for name, field, word in (
-            ("beta", "form", "trades"),
-            ("beta_warm", "form", "trades"),
-            ("margin", "loss", "proxy-anchor"),
-            ("smoothing", "loss", "softmax"),
-            ("cutmix", "loss", "softmax"),  # Proxy-Anchor has no soft targets
-        ):
-            used = getattr(self, field) == word or getattr(self, name) == type(self).__dataclass_fields__[name].default
-            check(used, f"defence.{name} is of defence.{field} = {word}: set that too, or leave it out")
-        self._check_clean()
-        for owner, names in (
-            ("triplets", ("triplet_margin", "triplet_attack", "sampler")),
-            ("teacher", ("drift", "drift_rate")),
+        for names, read, reader in (
+            (("beta", "beta_warm"), self.form == "trades", "form = trades"),
+            (("margin",), self.loss == "proxy-anchor", "loss = proxy-anchor"),
+            (("smoothing", "cutmix"), self.loss == "softmax", "loss = softmax"),  # Proxy-Anchor has no soft targets
+            (("triplet_margin", "triplet_attack", "sampler"), self.triplets > 0, "triplets"),
+            (("drift", "drift_rate"), bool(self.teacher), "teacher"),
+            (("awp_from",), self.awp > 0, "awp"),
         ):
             for name in names:
-                used = getattr(self, owner) or getattr(self, name) == getattr(type(self), name)
-                check(bool(used), f"defence.{name} is of defence.{owner}: set that too, or leave it out")
+                left = getattr(self, name) == getattr(type(self), name)
+                check(read or left, f"defence.{name} is of defence.{reader}: set that too, or leave it out")
+        self._check_clean()
         check(
             not self.hardens or self.triplet_margin > 0,
             "defence.triplet_margin must be above 0 with triplet_attack = hm, since LGA scales with it",
         )
-        check(self.awp > 0 or not self.awp_from, "defence.awp_from is of the weight perturbation: set defence.awp too")
 
     def _check_clean(self) -> None:
         """Refuse a share of the clean loss that the form does not have."""

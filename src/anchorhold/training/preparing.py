@@ -144,8 +144,9 @@ def against(threat: Threat | str, settings: Settings) -> Settings:
     """The settings with another threat; a step that it leaves open keeps its share of ε, or crosses an L2 ball."""
     threat, own = threat_of(threat), settings.defence
     check(threat.start != "tiny", "a training starts at the clean image or at random: set start to zero or random")
+    still = isinstance(own, ProxySettings) and own.form == "natural" and not own.hardens
     check(
-        isinstance(own, Inner),
+        isinstance(own, Inner) and not still,
         f"{to_dict(settings)['defence']['name']} has no attack inside that takes a threat: leave it out",
     )
     steps = own.steps if threat.steps is None else threat.steps
