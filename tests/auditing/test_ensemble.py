@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anchorhold.attacks.menu import goal_named
+from anchorhold.auditing.doubts import doubts_of
 from anchorhold.auditing.ensemble import Task
 from anchorhold.auditing.members import MEMBERS
-from anchorhold.auditing.strong import _doubts
 
 
 def task_of(name: str, measure: str) -> Task:
@@ -38,13 +38,13 @@ def test_square_and_transfer_are_counted_among_right_answers_only() -> None:
         "beaten/transfer": torch.tensor([True, True, True, False, False, False]),
     }
     recall = task_of("recall", "margin")
-    assert _doubts([recall], {"recall": rows}, MEMBERS) == {"black": 25.0, "transfer": 75.0}
+    assert doubts_of([recall], {"recall": rows}, MEMBERS) == {"black": 25.0, "transfer": 75.0}
     # A recall goal is asked before others, wherever it stands.
     ranks = {name.replace("margin", "CA-"): row for name, row in rows.items()}
     both = [task_of("CA-", "CA-"), recall]
-    assert _doubts(both, {"recall": rows, "CA-": ranks}, MEMBERS) == {"black": 25.0, "transfer": 75.0}
+    assert doubts_of(both, {"recall": rows, "CA-": ranks}, MEMBERS) == {"black": 25.0, "transfer": 75.0}
     nobody = {**rows, "before/margin": torch.zeros(6)}
-    assert _doubts([recall], {"recall": nobody}, MEMBERS) == {}
+    assert doubts_of([recall], {"recall": nobody}, MEMBERS) == {}
 
 
 def test_without_a_recall_goal_all_samples_are_counted() -> None:
@@ -53,5 +53,5 @@ def test_without_a_recall_goal_all_samples_are_counted() -> None:
         "beaten/black": torch.tensor([True, False, False, False]),
         "beaten/transfer": torch.tensor([True, True, False, False]),
     }
-    assert _doubts([task_of("CA-", "CA-")], {"CA-": rows}, MEMBERS) == {"black": 25.0, "transfer": 50.0}
-    assert _doubts([], {}, MEMBERS) == {}
+    assert doubts_of([task_of("CA-", "CA-")], {"CA-": rows}, MEMBERS) == {"black": 25.0, "transfer": 50.0}
+    assert doubts_of([], {}, MEMBERS) == {}

@@ -21,6 +21,7 @@ from anchorhold.auditing import ensemble, run
 from anchorhold.auditing import standard as sweep
 from anchorhold.auditing.adml_table import algorithm1
 from anchorhold.auditing.curves import worst_classes
+from anchorhold.auditing.doubts import overstated
 from anchorhold.auditing.ensemble import steps_at_most, tasks
 from anchorhold.auditing.flags import strong_below_standard
 from anchorhold.auditing.members import MEMBERS, SQUARE_QUERIES, Member, most_steps
@@ -29,7 +30,6 @@ from anchorhold.auditing.plan import AttackRun
 from anchorhold.auditing.realisable import FILE_FORMS, in_8_bits, levels_within, through_jpeg
 from anchorhold.auditing.result import Audit
 from anchorhold.auditing.sample_size import check_until
-from anchorhold.auditing.strong import overstated
 from anchorhold.cli.strong import print_tables, second_model
 from anchorhold.columns import rises
 from anchorhold.data.splits import Split
