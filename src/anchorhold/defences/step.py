@@ -178,16 +178,14 @@ class Step:
         embedded: Tensor | None = None,
         ids: Tensor | None = None,
     ) -> Tensor:
-        """The units (U, V, C, H, W) after the inner attack; its cost is logged. With ε = 0 they stay as they are."""
-        if inner.eps == 0:
-            self.log("image_steps", 0.0)
-            return units
+        """The units (U, V, C, H, W) after the inner attack; its cost is logged. With ε = 0 no step is taken."""
+        budget = inner.budget if inner.eps else replace(inner.budget, steps=0)
         key, count = self.key("start"), len(units)
         mine = self.ranks.share(count)
         objective = objective.shared(self.ranks, count)
         ids = torch.arange(count, device=units.device) if ids is None else ids
         own, ids, known = units[mine], ids[mine], None if embedded is None else embedded[mine]
-        ascent = ascend(Problem(embed, objective, inner.ball, inner.budget, key, moves), own, ids=ids, embedded=known)
+        ascent = ascend(Problem(embed, objective, inner.ball, budget, key, moves), own, ids=ids, embedded=known)
         work, *active = self.ranks.sums(count, ascent.image_steps, *ascent.active[:1], *ascent.active[-1:])
         self.log("image_steps", work)
         for name, left in zip(("active_first", "active_last"), active):
