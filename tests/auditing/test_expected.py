@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import anchorhold as ah
-from anchorhold.auditing import expected
+from anchorhold.attacks.menu import goal_named
+from anchorhold.auditing import expected, standard
+from anchorhold.auditing.ensemble import Task, steps_at_most
 from anchorhold.auditing.members import BLACK, WARM
+from anchorhold.errors import Interrupted
 from anchorhold.perturb.settings import Budget
 from tests.training.test_suited import Lines
 
@@ -154,3 +157,70 @@ def test_a_slow_service_is_said_beforehand(monkeypatch: pytest.MonkeyPatch) -> N
     ah.audit(ah.wrap(inner, gradients=False), (images, labels), report=heard, resamples=9, **few)
     (said_first,) = [each for each in said(heard) if "queries take up to about" in each]
     assert said_first.startswith(f"{2 * 2 * 400:,} queries")
+
+
+def photos(count: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.rand(count, 3, side, side), torch.arange(count) % 4
+
+
+def flat(side: int) -> Any:
+    torch.manual_seed(1)
+    return ah.wrap(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * side * side, 6)))
+
+
+@pytest.mark.parametrize(("side", "sizes"), [(32, [16, 4]), (16, [20])])
+def test_photos_are_attacked_in_small_shards_on_a_cpu(
+    side: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    real = standard._batch
+
+    def heard(run: Any, subject: Any, ids: torch.Tensor, *rest: Any) -> Any:
+        found.append(len(ids))
+        return real(run, subject, ids, *rest)
+
+    monkeypatch.setattr(standard, "_batch", heard)
+    few: dict[str, Any] = {"limit": 0, "steps": 1, "attacks": ["ES"], "resamples": 9, "examine": None, "device": "cpu"}
+    few["protocols"] = "corrected"
+    small = ah.audit(flat(side), photos(20, side), **few)
+    assert found == sizes
+    monkeypatch.setattr("anchorhold.auditing.subject.LARGE", 10**9)
+    assert numbers(small) == numbers(ah.audit(flat(side), photos(20, side), **few))
+
+
+def test_who_stops_in_the_checks_is_told_how_to_resume(tmp_path: Path) -> None:
+    def stopped(evidence: Any) -> Any:
+        raise KeyboardInterrupt
+
+    few: dict[str, Any] = {"limit": 4, "steps": 1, "attacks": ["ES"], "resamples": 9, "device": "cpu"}
+    with pytest.raises(Interrupted, match="to resume"):
+        ah.audit(flat(8), photos(8, 8), out=tmp_path, examine=stopped, **few)
+
+
+def test_queries_that_are_wrong_before_any_attack_cost_the_members_nothing() -> None:
+    heard, given = Lines(), photos(40, 8)
+    found = ah.audit(
+        flat(8),
+        given,
+        limit=0,
+        steps=2,
+        attacks=["margin"],
+        epsilons=[1e-6],
+        eps=1e-6,
+        resamples=9,
+        examine=None,
+        device="cpu",
+        report=heard,
+        protocols="corrected",
+    )
+    goal = goal_named("margin", "corrected")
+    right = round(found.protocols["corrected"].columns["margin"].initial * 40 / 100)
+    assert 0 < right < 40
+    line = next(each for each in heard.said if "strong attack: up to" in each)
+    said_steps, queries = (int(word.replace(",", "")) for word in (line.split()[4], line.split()[7]))
+    assert queries == 1000 * right
+    assert (
+        said_steps
+        == right * steps_at_most(Task("recall", goal, (goal,), {"margin": "margin"}), 1, 2) + (40 - right) * 2
+    )

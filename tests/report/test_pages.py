@@ -74,6 +74,14 @@ def test_the_verdict_counts_what_the_strong_attack_leaves(left: float, level: st
     assert verdict_of({**audit, "curve": {**curve, "protocol": "corrected"}}).level == "good"
 
 
+def test_a_model_at_chance_does_not_fail_under_attack() -> None:
+    outcome = columns(GTM=(0, 0))
+    found = verdict_of({"protocols": {"corrected": outcome}, "flags": [{"name": "near-chance"}]})
+    assert (found.level, found.title) == ("fair", "Nothing to attack")
+    severe = verdict_of({"protocols": {"corrected": outcome}, "flags": [{"name": "near-chance"}, {"name": "collapse"}]})
+    assert severe.level == "bad"
+
+
 def test_the_verdict_goes_by_the_last_protocol_and_names_the_strongest_attack() -> None:
     mild, hard = columns(LTM=(50, 49), GTM=(50, 49)), columns(LTM=(50, 20), GTM=(50, 1))
     found = verdict_of({"protocols": {"published": mild, "corrected": hard}})

@@ -31,6 +31,7 @@ __all__ = [
     "Task",
     "for_queries",
     "queries_at_most",
+    "standing",
     "steps_at_most",
     "strengthened",
     "tasks",
@@ -123,7 +124,20 @@ def queries_at_most(task: Task, levels: int, standard: int) -> int:
     """
     extra = 3
     each = len(task.first) * (standard + extra) + len(BLACK) * (SQUARE_QUERIES + extra)
+    if not levels:  # lost before any attack: only the standard runs attack it
+        each, levels = len(task.first) * (standard + extra), 1
     return levels * each + (levels - 1) * (SQUARE_QUERIES + extra) + len(FILE_FORMS) + 1
+
+
+def standing(task: Task, scene: Scene, ids: Tensor, key: Key) -> int:
+    """How many of these samples are not lost before any attack: the others cost the members nothing."""
+    count = 0
+    for part in ids.to(scene.gallery.device).split(256):
+        clean = scene.clean(task.goal.side)[part]
+        with precise():
+            measures = task.goal.measure(scene, part, task.goal.targets(scene, part, key), clean, clean)
+        count += int((~task.lost(measures[task.main], len(scene.gallery))).sum())
+    return count
 
 
 class Contest:

@@ -11,7 +11,8 @@ from ..interface import worded
 from ..model.frozen import embed_all
 from ..model.no_gradients import gives_gradients
 from ..perturb.settings import VALUES_ONLY
-from .ensemble import queries_at_most, steps_at_most, strengthened
+from .ensemble import queries_at_most, standing, steps_at_most, strengthened
+from .flags import image_steps_at_most
 from .members import SQUARE_QUERIES
 from .plan import AttackRun
 from .subject import Subject
@@ -24,12 +25,18 @@ _IMAGES = 4
 FEW = 20  # attacked images: a smaller sample says nothing
 
 
-def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
-    """On a CPU, say how long the attacks will take at most, and what makes them shorter; nothing for short audits."""
+def say_if_long(subject: Subject, runs: Sequence[AttackRun], checked: bool) -> None:
+    """On a CPU, say how long the attacks will take at most, and what makes them shorter; nothing for short audits.
+
+    `checked`: whether the sanity checks of the flags follow.
+    """
     if subject.scene.gallery.device.type != "cpu":
         return
     images = next(subject.material.query.plain(subject.attacked["query"][:_IMAGES], _IMAGES))
     work = _image_steps(subject, runs)
+    count, settings = len(subject.attacked["query"]), subject.settings
+    if checked and settings.method == "pgd":
+        work += image_steps_at_most(settings.ball, settings.budget, count)
     if gives_gradients(subject.model) and work * images.shape[-1] * images.shape[-2] < _PIXELS:
         return
     try:
@@ -37,7 +44,6 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun]) -> None:
     except Exception:  # this is a courtesy: what is wrong, the attack itself reports
         return
     if seconds > LONG:
-        count, settings = len(subject.attacked["query"]), subject.settings
         ways = [f"fewer images (limit, now {count:,})"] if count > FEW else []
         ways += [f"fewer steps (now {settings.budget.steps})"] if settings.method in ("pgd", *VALUES_ONLY) else []
         attacks = len({run.attack for run in runs})
@@ -67,16 +73,19 @@ def _image_steps(subject: Subject, runs: Sequence[AttackRun]) -> int:
     work = 0
     for run in runs:
         ids = subject.attacked[run.goals[0].side]
-        batches = ids.split(settings.batch)
+        batches = subject.batches(ids)
         if shards.whole(run.label, run.made_by) is None:
             kept = shards.kept(run.label, len(batches), run.made_by)
             work += settings.budget.steps * sum(len(part) for at, part in enumerate(batches) if at not in kept)
     for task, levels in strengthened(settings, runs):
         # A query of Square is a forward pass, about a third of a step.
         steps = steps_at_most(task, levels, settings.budget.steps) + levels * SQUARE_QUERIES // 3
+        first = settings.budget.steps * len(task.first)
         if settings.method in VALUES_ONLY:
             steps = queries_at_most(task, levels, settings.budget.steps)
-        work += steps * len(subject.attacked[task.goal.side])
+        ids = subject.attacked[task.goal.side]
+        right = standing(task, subject.scene, ids, subject.key)
+        work += steps * right + first * (len(ids) - right)
     return work
 
 

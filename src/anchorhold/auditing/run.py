@@ -247,7 +247,7 @@ def _audited(
     clean, clean_rows = clean_columns(subject.scene, subject.key, settings.resamples)
     spent = time.monotonic() - begun
     with _resumable(out):
-        rows = _attacked(subject, runs)
+        rows = _attacked(subject, runs, examine is not None)
         strong = _strengthened(subject, runs, rows, second)
     shown = tuple(rows)
     harder = () if strong is None else strong.runs
@@ -282,7 +282,8 @@ def _audited(
         **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), model, data)),
     )
     if examine is not None:
-        flags = ranks.once(lambda: tuple(examine(Evidence(subject, found))))
+        with _resumable(out):
+            flags = ranks.once(lambda: tuple(examine(Evidence(subject, found))))
         found = dataclasses.replace(found, flags=flags)
     if out is not None and ranks.first:
         found.save(out)
@@ -323,17 +324,18 @@ def _on_output(model: nn.Module, dim: int) -> tuple[str, ...]:
     return (f"vector: {taken} ({dim} numbers)",) if taken else ()
 
 
-def _attacked(subject: Subject, runs: Sequence[AttackRun]) -> list[RunRows]:
+def _attacked(subject: Subject, runs: Sequence[AttackRun], checked: bool) -> list[RunRows]:
     """The rows of every run."""
     rows: list[RunRows] = []
     count, steps = len(subject.attacked["query"]), subject.settings.budget.steps
     what = "queries" if subject.settings.method in VALUES_ONLY else "steps"
     subject.report.say(f"{len(runs)} attack runs on {count:,} images, {steps} {what} each")
-    say_if_long(subject, runs)
+    say_if_long(subject, runs, checked)
     for done, run in enumerate(runs):
         if done == 1:
             left = rows[0].seconds / subject.shards.ranks.size * (len(runs) - 1)
-            subject.report.say(f"about {duration(left)} for the other {len(runs) - 1} runs")
+            others = "the other run" if len(runs) == 2 else f"the other {len(runs) - 1} runs"
+            subject.report.say(f"about {duration(left)} for {others}")
         rows.append(attack_all(run, subject))
     return rows
 

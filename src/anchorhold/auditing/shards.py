@@ -174,8 +174,9 @@ class Shards:
             changed.append(f"attack ({run}, now {extra})")
         if changed and not self.replaces:
             assert self.folder is not None
+            random = " (random weights differ in each process: set a seed)" if "model" in changed else ""
             raise RunError(
-                f"{self.folder.parent} holds rows of another audit, with another {', '.join(changed)}; "
+                f"{self.folder.parent} holds rows of another audit, with another {', '.join(changed)}{random}; "
                 f"give another {option('out')}, or {replacing()} to replace it"
             )
         return bool(changed)

@@ -32,7 +32,7 @@ def attack_all(run: AttackRun, subject: Subject) -> RunRows:
     if whole is not None:
         return _gathered(run, whole)
     ids = subject.attacked[side]
-    batches = list(ids.split(subject.settings.batch))
+    batches = subject.batches(ids)
     kept = shards.kept(run.label, len(batches), what)
     done = sum(len(batches[index]) for index in kept)
     again = f", start {run.start_seed + 1}" if run.start_seed else ""

@@ -18,7 +18,7 @@ from ..perturb.settings import VALUES_ONLY
 from ..scores import ers
 from .curves import curve_of
 from .doubts import doubts_of, overstated
-from .ensemble import Contest, Surrogate, Task, queries_at_most, steps_at_most
+from .ensemble import Contest, Surrogate, Task, queries_at_most, standing, steps_at_most
 from .ladder import Counted, Ensemble, climb_ladder
 from .members import MEMBERS, SQUARE_QUERIES, Member
 from .outcomes import Outcome, RunRows
@@ -66,12 +66,15 @@ def strengthen(
     white, usual = subject.settings.method == "pgd", subject.settings.budget.steps
     steps = queries = 0
     for task in chosen:
-        count = len(attacked[task.goal.side])
+        ids = attacked[task.goal.side]
+        count, right = len(ids), standing(task, subject.scene, ids, subject.key)
         if blind:
-            queries += count * queries_at_most(task, levels[task.name], usual)
+            queries += right * queries_at_most(task, levels[task.name], usual)
+            queries += (count - right) * queries_at_most(task, 0, usual)
         else:
-            queries += count * SQUARE_QUERIES * len(black) * levels[task.name]
-            steps += white * count * steps_at_most(task, levels[task.name], usual, surrogate is not None)
+            queries += right * SQUARE_QUERIES * len(black) * levels[task.name]
+            steps += white * right * steps_at_most(task, levels[task.name], usual, surrogate is not None)
+            steps += white * (count - right) * usual * len(task.first)
     taken = f"{steps:,} image-steps and " if steps else ""
     subject.report.say(f"strong attack: up to {taken}{queries:,} queries of {' and '.join(black)}")
     for task in chosen:
@@ -117,7 +120,7 @@ def _contested(subject: Subject, ensemble: Ensemble, task: Task, label: str) -> 
     known = shards.whole(label, made)
     if known is not None:
         return known
-    batches, shown = ids.split(subject.settings.batch), set(receipted(ids))
+    batches, shown = subject.batches(ids), set(receipted(ids))
     kept = shards.kept(label, len(batches), made)
     done = sum(len(batches[index]) for index in kept)
     with subject.report.task(f"{task.name} (strong)", len(ids), done) as advance:

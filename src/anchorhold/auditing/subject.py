@@ -36,6 +36,9 @@ _CLEAN = {"r1": "R@1", "r2": "R@2", "map": "mAP", "map_r": "mAP@R", "map_10": "m
 # Shards are named by attack, protocol and start, so more of each can be added later.
 _ADDED = ("protocols", "attacks", "resamples", "seeds", "strength", "epsilons", "classes")
 
+LARGE = 32 * 32  # pixels: smaller images are attacked fast everywhere
+FEW_TOGETHER = 16
+
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -52,6 +55,11 @@ class Subject:
     shards: Shards
     report: Report
     about: Mapping[str, dict[str, Any]]  # "model" and "data" of audit.json
+    together: int = 128  # samples in a shard
+
+    def batches(self, ids: Tensor) -> list[Tensor]:
+        """The samples in batches, each a shard that a stopped audit keeps."""
+        return list(ids.split(self.together))
 
     @property
     def draws(self) -> int:
@@ -99,9 +107,18 @@ def subject_of(
         "device": scene.gallery.device.type,
     }
     made_with["version"] = __version__
+    together = _together(material, settings.batch, scene.gallery.device)
+    made_with |= {"together": together} if together != settings.batch else {}
     items = max(len(material.labels), len(material.gallery_labels))
     shards = Shards(out, made_with, material.query.ranks, items, replaces)
-    return Subject(model, embed, material, scene, settings, attacked, key, precision, shards, report, about)
+    return Subject(model, embed, material, scene, settings, attacked, key, precision, shards, report, about, together)
+
+
+def _together(material: Material, batch: int, device: torch.device) -> int:
+    """Samples in a shard. On a CPU a batch of photos takes minutes, without a word and lost if it is stopped."""
+    few = next(material.query.plain(torch.arange(1), 1), None)
+    slow = device.type == "cpu" and few is not None and few.shape[-1] * few.shape[-2] >= LARGE
+    return min(batch, FEW_TOGETHER) if slow else batch
 
 
 def _single(answers: Embed, material: Material, batch: int) -> float:

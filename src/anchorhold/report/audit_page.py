@@ -161,6 +161,8 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
         )
     if not ways and not recall:
         return Verdict("fair", "Nothing to judge", "No attack has a value both before and after.")
+    if "near-chance" in [flag["name"] for flag in audit.get("flags") or []]:
+        return Verdict("fair", "Nothing to attack", f"Without an attack it answers hardly better than chance. {said}")
     reached = [way for way, _ in ways.values() if way is not None]
     held = 100 - sum(reached) / len(reached) if reached else 100.0
     mean = f"On average, attacks come {100 - held:.0f} % of the way to their goals." if reached else ""
