@@ -75,7 +75,7 @@ def test_the_verdict_counts_what_the_strong_attack_leaves(left: float, level: st
 
 
 def test_a_model_at_chance_does_not_fail_under_attack() -> None:
-    outcome = columns(GTM=(0, 0))
+    outcome = columns(GTM=(20, 0))
     found = verdict_of({"protocols": {"corrected": outcome}, "flags": [{"name": "near-chance"}]})
     assert (found.level, found.title) == ("fair", "Nothing to attack")
     severe = verdict_of({"protocols": {"corrected": outcome}, "flags": [{"name": "near-chance"}, {"name": "collapse"}]})
