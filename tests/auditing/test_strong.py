@@ -228,7 +228,7 @@ def test_the_spread_over_classes_by_hand() -> None:
         means = {int(name): [float(kept[labels == name][at::2].mean()) for at in (0, 1)] for name in labels.unique()}
         chosen = sorted(means, key=lambda name: means[name][one])[:4]
         found.append(sum(means[name][1 - one] for name in chosen) / 4)
-    assert counted == 4 and value == pytest.approx(50 * sum(found))
+    assert counted == 4 and value == pytest.approx(min(50 * sum(found), 100 * float(kept.mean())))
     nobody = worst_classes(torch.tensor([1.0, float("nan")]), torch.tensor([5, 6]))
     assert nobody[1] == 0 and nobody[0] != nobody[0]
 
@@ -237,7 +237,7 @@ def test_alike_classes_have_no_worst_ones_and_a_bad_class_is_found() -> None:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(100).repeat_interleave(10)
     alike = [worst_classes((torch.rand(1000, generator=generator) < 0.7).double(), labels)[0] for _ in range(40)]
-    assert sum(alike) / 40 == pytest.approx(70, abs=2)
+    assert 66 < sum(alike) / 40 < 70  # chosen and measured on the same queries it would be 44
     bad = torch.where(labels < 10, 0.0, 1.0).double()
     assert worst_classes(bad, labels) == (0.0, 10)
 
