@@ -13,9 +13,11 @@ import anchorhold as ah
 from anchorhold.attacks.menu import goal_named
 from anchorhold.auditing import expected, standard
 from anchorhold.auditing.ensemble import Task, steps_at_most
+from anchorhold.auditing.flags import image_steps_at_most
 from anchorhold.auditing.members import BLACK, WARM
 from anchorhold.errors import Interrupted
-from anchorhold.perturb.settings import Budget
+from anchorhold.perturb.ball import Ball
+from anchorhold.perturb.settings import Budget, Threat
 from tests.training.test_suited import Lines
 
 GIVEN: dict[str, Any] = {"device": "cpu", "limit": 20, "steps": 3, "attacks": ["CA+", "ES"], "resamples": 20}
@@ -46,9 +48,10 @@ def test_a_long_audit_is_said_beforehand_and_a_tiny_one_is_silent(
     monkeypatch.setattr(expected, "_seconds", lambda subject, images: 60.0)
     found = ah.audit(model, data, report=loud, out=tmp_path / "a", **GIVEN)
     count = int(next(line for line in loud.said if "attack runs on" in line).split()[0])
-    work = count * 20 * 3
+    checks = image_steps_at_most(Ball(8 / 255), Threat(steps=3).budget, 20)  # they are part of the time
+    work = count * 20 * 3 + checks
     assert said(loud) == [
-        f"{work} image-steps take up to about {work // 60} h {work % 60} min on this CPU",
+        f"{work:,} image-steps take up to about {work // 60} h {work % 60} min on this CPU",
         "to make it shorter: fewer steps (now 3), fewer attacks (now 2), smaller images, or a GPU",
     ]
     assert numbers(found) == numbers(plain)

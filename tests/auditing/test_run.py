@@ -514,7 +514,7 @@ def test_rows_of_another_audit_are_refused(model: Embedder, digits: Split, tmp_p
     ]
     (tmp_path / "a" / "audit.json").unlink()  # as if it had been stopped
     for other, data, changes, words in others:
-        with pytest.raises(RunError, match=f"with another {words}; give another out=, or replace=True to replace it"):
+        with pytest.raises(RunError, match=f"with another {words}.*; give another out=, or replace=True to replace it"):
             ah.audit(other, data, **{**one, **changes})
     ah.audit(model, digits, **{**one, "attacks": {"CA+": {"w": 2}}})
     with pytest.raises(RunError, match="another attack"):

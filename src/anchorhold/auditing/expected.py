@@ -35,7 +35,7 @@ def say_if_long(subject: Subject, runs: Sequence[AttackRun], checked: bool) -> N
     images = next(subject.material.query.plain(subject.attacked["query"][:_IMAGES], _IMAGES))
     work = _image_steps(subject, runs)
     count, settings = len(subject.attacked["query"]), subject.settings
-    if checked and settings.method == "pgd":
+    if checked and work and settings.method == "pgd":
         work += image_steps_at_most(settings.ball, settings.budget, count)
     if gives_gradients(subject.model) and work * images.shape[-1] * images.shape[-2] < _PIXELS:
         return
