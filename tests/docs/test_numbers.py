@@ -1,6 +1,7 @@
 """Numbers come from JSON: one that no file holds fails the build, and so does a link into nowhere."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -240,3 +241,14 @@ def test_a_build_fails_for_a_number_or_a_file_that_is_not_there(root: Path) -> N
     assert code and "index.md:3" in said and "hm/t6/cub/none" in said
     code, said = build(root, "[a](#gone)", "-W")
     assert code and "gone" in said
+
+
+@pytest.mark.parametrize("model", ["natural", "robust"])
+def test_the_practice_audits_print_what_their_json_holds(model: str) -> None:
+    curve = json.loads((ROOT / f"results/practice/{model}.json").read_text(encoding="utf-8"))["curve"]
+    page = (ROOT / "docs/train/quick-start.md").read_text(encoding="utf-8")
+    lines = page[page.index(f"audit runs/{model} --data photos/") :].splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("R@1 "))
+    assert [float(cell) for cell in lines[at].split()[1:]] == pytest.approx(curve["lines"]["R@1"], abs=0.051)
+    ends = [float(end) for end in re.findall(r"[\d.]+", lines[at + 1])]
+    assert ends == pytest.approx([end for span in curve["intervals"]["R@1"] for end in span], abs=0.051)
