@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -16,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from anchorhold.auditing.subject import _described
-from anchorhold.cli import main as cli
 from anchorhold.data.decode import pixels_of
 from anchorhold.data.store import centre_crop
 from anchorhold.errors import DataError, Interrupted, ModelError, RunError, SettingsError
@@ -164,14 +164,9 @@ def test_killed_it_goes_on_and_ends_identical(tmp_path: Path, monkeypatch: Any) 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kill").touch()
     command = "embed killed_net:net p.tar --size 8 --batch 2 --device cpu --out ix"
-    child = os.fork()
-    if child == 0:
-        try:
-            sys.argv = ["anchorhold", *command.split()]
-            cli.main()
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    alike = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "anchorhold", *command.split()], env=alike, capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     left = {path.name for path in (tmp_path / "ix").rglob("*")}
     assert left == {".anchorhold-lock", ".anchorhold-parts", "000000.safetensors"}
     with pytest.raises(RunError, match=r"no complete index; run the same ah\.embed to resume"):

@@ -21,6 +21,7 @@ from anchorhold.errors import RunError
 from anchorhold.index.embedding import embed
 from anchorhold.runs.locks import LOCK, one_writer
 from anchorhold.training.sweeping import sweep
+from tests.children import forked, killed
 
 SMALL = {
     "model": {"backbone": "small", "dim": 8, "weights": "", "freeze_batchnorm": False},
@@ -38,18 +39,20 @@ def digits() -> ah.Dataset:
 def held(folder: Path) -> Iterator[int]:
     """The folder is locked by another process, whose number is given."""
     ready, told = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def holds() -> None:
         with one_writer(folder, Ranks(), Silent()):
             os.write(told, b"!")
             signal.pause()
-    os.read(ready, 1)
+
+    child = forked(holds)
+    os.close(told)
     try:
+        assert os.read(ready, 1) == b"!"
         yield child
     finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ready), os.close(told)
+        killed(child)
+        os.close(ready)
 
 
 def fits(folder: Path, digits: ah.Dataset) -> object:
@@ -100,23 +103,22 @@ def test_a_folder_in_use_is_refused_by_who_holds_it_and_free_after_a_kill(
 
 def test_a_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
     ready, told = os.pipe()
-    parent = os.fork()
-    if parent == 0:
+
+    def holds() -> None:
         with one_writer(tmp_path, Ranks(), Silent()):
-            worker = os.fork()
-            if worker == 0:
-                signal.pause()
-            os.write(told, str(worker).encode())
+            os.write(told, str(forked(signal.pause)).encode())
             signal.pause()
+
+    parent = forked(holds)
+    os.close(told)
     worker = int(os.read(ready, 20))
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
+    killed(parent)
     try:
         with one_writer(tmp_path, Ranks(), Silent()):
             pass
     finally:
         os.kill(worker, signal.SIGKILL)
-        os.close(ready), os.close(told)
+        os.close(ready)
 
 
 class Lines(Silent):

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from anchorhold.model.embedder import Embedder
 from anchorhold.runs.folder import Run
 from anchorhold.runs.locks import tidy
 from anchorhold.runs.writing import atomic
+from tests.children import forked
 
 
 @contextmanager
@@ -138,12 +140,13 @@ def test_what_a_killed_process_left_is_tidied_and_what_is_being_written_is_not(t
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "mine").write_text("")
-    child = os.fork()
-    if child == 0:
+
+    def dies() -> None:
         with atomic(run.path / "last.safetensors") as temporary:
             temporary.write_text("half")
-            os.kill(os.getpid(), 9)
-    os.waitpid(child, 0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.waitpid(forked(dies), 0)
     (left,) = run.path.glob(".*.part")
     (run.path / ".movie.mkv.part").write_text("of somebody else")
     (run.path / ".y.13.anchorhold.part").symlink_to(outside)

@@ -1,6 +1,5 @@
 """Starts that fail, and starts beside another: what a folder lets a second command do."""
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from anchorhold.console import Silent
 from anchorhold.errors import RunError
 from anchorhold.training.fit import resume
 from anchorhold.training.sweeping import sweep
+from tests.children import spawned
 
 pytestmark = pytest.mark.medium
 
@@ -37,27 +37,27 @@ class Lines(Silent):
         self.said.append(text)
 
 
+def pauses(folder: Path, mark: Path) -> None:
+    """A training that stays in its first step."""
+
+    def pause(*_: object) -> None:
+        mark.touch()
+        signal.pause()
+
+    torch.set_num_threads(1)
+    with mock.patch("torch.optim.Adam.step", pause):
+        ah.fit(None, ah.dataset("digits"), "natural", folder, overrides=SMALL, device="cpu")
+
+
 def test_resume_beside_a_training_is_refused_and_the_training_goes_on(digits: ah.Dataset, tmp_path: Path) -> None:
-    ready, told = os.pipe()
-    child = os.fork()
-    if child == 0:
-
-        def pause(*_: object) -> None:
-            os.write(told, b"!")
-            signal.pause()
-
-        with mock.patch("torch.optim.Adam.step", pause):
-            ah.fit(None, digits, "natural", tmp_path, overrides=SMALL, device="cpu")
-    os.read(ready, 1)
-    try:
-        with pytest.raises(RunError, match=f"in use by process {child}"):
-            resume(tmp_path, data=digits, device="cpu")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ready), os.close(told)
-    resume(tmp_path, data=digits, device="cpu")
-    assert (tmp_path / "model.safetensors").exists()
+    mark = tmp_path / "in-its-first-step"
+    with (
+        spawned(pauses, tmp_path / "run", mark, until=mark) as child,
+        pytest.raises(RunError, match=f"in use by process {child}"),
+    ):
+        resume(tmp_path / "run", data=digits, device="cpu")
+    resume(tmp_path / "run", data=digits, device="cpu")
+    assert (tmp_path / "run" / "model.safetensors").exists()
 
 
 def test_a_start_that_failed_after_its_first_checkpoint_is_replaced(digits: ah.Dataset, tmp_path: Path) -> None:
