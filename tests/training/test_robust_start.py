@@ -10,8 +10,14 @@ from benchmarks.kills import differing, facts
 from torch import Tensor
 
 import anchorhold as ah
+from anchorhold.config.recipes import settings_from
+from anchorhold.console import Silent
 from anchorhold.defences.menu import DEFENCES
+from anchorhold.report.collect import read_run
+from anchorhold.report.training_page import write_training_page
 from anchorhold.runs.folder import Run
+from anchorhold.training.forecasting import _evaluated
+from anchorhold.training.preparing import build_model
 
 pytestmark = pytest.mark.medium
 
@@ -21,6 +27,13 @@ QUICK: dict[str, Any] = {
     "optimiser": {"lr": 1e-3},
 }
 ATTACK = {"steps": 1, "eps": 0.1, "warm": 0.0}
+SHORT: dict[str, Any] = {
+    "train.epochs": 2,
+    "train.evaluate_every": 1,
+    "train.on_collapse": "warn",
+    "defence.steps": 1,
+    "defence.warm": 0.0,
+}
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +93,48 @@ def test_a_part_of_a_network_trains_on_proxies_from_a_robust_start(
     ah.resume(tmp_path / "cut", data=digits, device="cpu")
     assert torch.equal(ah.load(tmp_path / "cut").head.weight, after.head.weight)
     assert not list(differing(facts(run.path), facts(tmp_path / "cut")))
+
+
+def test_proxies_that_lose_the_features_they_began_with_are_told_so(tmp_path: Path) -> None:
+    """A weight decay of 30 leaves nothing of the weights; the recipe's own leaves them."""
+    source = ah.fit(None, "digits", "natural", tmp_path / "start", overrides={"train.epochs": 2}, device="cpu").path
+    random = ah.fit(None, "digits", "robust", tmp_path / "random", overrides=SHORT, device="cpu")
+    assert "start" not in random.read_json() and "features_r1" not in random.metrics()[-1]
+    told = {}
+    for name, changes in {
+        "good": {},
+        "spoilt": {"optimiser.lr": 0.03, "optimiser.weight_decay": 30},
+        "head": {"model.train": "head"},
+    }.items():
+        lines = list[str]()
+        report = Silent()
+        report.say = lines.append  # type: ignore[method-assign]
+        changes = {**SHORT, **changes, "model.weights": str(source)}
+        run = ah.fit(None, "digits", "robust", tmp_path / name, overrides=changes, device="cpu", report=report)
+        told[name] = run.read_json(), run.metrics(), [line for line in lines if "features" in line]
+    (info, rows, lines) = told["good"]
+    assert not lines and "flags" not in info and not read_run(tmp_path / "good").lost_features
+    assert info["start"]["features_r1"] > 90 and all(row["features_r1"] > 80 for row in rows)
+    (info, rows, lines) = told["spoilt"]
+    (flag,) = info["flags"]
+    assert lines == [f"warning: {flag['text']}"] and flag["name"] == "features" and flag["epoch"] == 1
+    assert f"fell from {info['start']['features_r1']:.1f} to {rows[0]['features_r1']:.1f}: " in flag["text"]
+    assert "model.train=head" in flag["text"] and "start from that run" not in flag["text"]
+    assert read_run(tmp_path / "spoilt").status == "done, features lost"
+    assert "The backbone has lost its features" in write_training_page(tmp_path / "spoilt").read_text()
+    (info, rows, lines) = told["head"]  # its backbone cannot change
+    assert not lines and "start" not in info and "features_r1" not in rows[-1]
+
+
+def test_a_forecast_counts_the_passes_that_watch_the_features(tmp_path: Path) -> None:
+    data = ah.dataset("digits")
+    source = ah.fit(None, data, "natural", tmp_path / "start", overrides={"train.epochs": 1}, device="cpu").path
+    settings = settings_from("robust", {"model.weights": str(source), "data.name": "digits"})
+    bare = replace(settings, model=replace(settings.model, weights=""))
+    without, begun = (build_model(each, data) for each in (bare, settings))
+    times = -(-settings.train.epochs // settings.train.evaluate_every)
+    more = _evaluated(settings, begun, data) - _evaluated(settings, without, data)
+    assert more == (times + 1) * len(data.test)
 
 
 def test_the_mean_along_the_schedule_is_that_of_models_at_every_epsilon(

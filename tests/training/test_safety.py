@@ -76,6 +76,7 @@ def test_features_are_lost_below_half_of_what_they_found_before(run: Run) -> Non
     (flag,) = run.read_json()["flags"]
     assert len(said) == 1 and said[0] == f"warning: {flag['text']}" and "fell from 100.0 to 49.9" in said[0]
     assert (flag["name"], flag["epoch"], flag["value"]) == ("features", 2, 49.9)
+    assert flag["text"].endswith("then start from that run, with larger values")  # advice for a pretraining
 
 
 def test_a_collapse_that_is_gone_on_with_is_said_once(run: Run) -> None:

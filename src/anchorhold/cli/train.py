@@ -225,7 +225,7 @@ def _finished(path: Path) -> None:
         if all(name in final for name in names):
             print(f"{text.format(*(final[name] for name in names))} after {epochs}")
     print(f"run folder: {path}")
-    if text := lost(before, final.get("features_r1")):
+    if text := lost(before, final.get("features_r1"), finished="r1" in final):
         print(text)
     elif {"accuracy", "drift", "agreement"} & set(final):  # a pretrained backbone, whose head is not trained
         print(f"next: anchorhold train DATA --weights {quote(str(path))}")

@@ -90,8 +90,9 @@ class Entry:
 
     @property
     def lost_features(self) -> str:
-        """A message for a pretraining that lost its initial features; empty for others."""
-        return lost(number(dig(self.info, "start", "features_r1")), self.last("features_r1"))
+        """A message for a training that lost its initial features; empty for others."""
+        start, finished = number(dig(self.info, "start", "features_r1")), self.last("r1") is not None
+        return lost(start, self.last("features_r1"), finished)
 
     @property
     def status(self) -> str:

@@ -84,7 +84,8 @@ PANELS = (
     Panel(
         "R@1 of the features",
         {"features_r1": "clean", "features_r1_attacked": "under attack"},
-        "For pretraining: R@1 of the pooled features, without a head, percent.",
+        "R@1 of the pooled features, without a head, percent: in a pretraining, or for class proxies that begin with "
+        "weights.",
         (0.0, 100.0),
     ),
 )
@@ -142,16 +143,22 @@ def _verdict(run: Entry, since: int | None) -> dict[str, str]:
         found = [value for row in run.rows if (value := number(row.get("features_r1"))) is not None]
         before = number(dig(run.info, "start", "features_r1"))
         if run.lost_features:
-            return {"level": "bad", "title": "The backbone has lost its features", "text": f"{run.lost_features}."}
+            return _without_features(run)
         text = "The head is not trained, so collapse is not checked."
         if before is not None and found:
             text += f" R@1 of the features: {before:.1f} before training, {found[-1]:.1f} at the last evaluation."
         elif len(found) > 1:
             text += f" R@1 of the features: {found[0]:.1f} at the first evaluation, {found[-1]:.1f} at the last."
         return {"level": "good", "title": "Backbone ready", "text": text}
+    if run.lost_features:
+        return _without_features(run)
     if since is not None:
         return {"level": "fair", "title": "Signs of collapse", "text": f"First in epoch {since}; shaded in the charts."}
     return {"level": "good", "title": "No sign of collapse", "text": "Separability and mean distance stay high."}
+
+
+def _without_features(run: Entry) -> dict[str, str]:
+    return {"level": "bad", "title": "The backbone has lost its features", "text": f"{run.lost_features}."}
 
 
 def _tiles(run: Entry) -> list[tuple[str, str]]:

@@ -24,11 +24,23 @@ def upper_end(row: Mapping[str, Any], sign: str) -> float:
     return next((float(value) for value in known if isinstance(value, int | float)), math.inf)
 
 
-def lost(start: float | None, now: float | None) -> str:
-    """A warning if a pretraining lost the features, whose R@1 was `start` before it and is `now`; otherwise ""."""
+def lost(start: float | None, now: float | None, finished: bool = False) -> str:
+    """A warning if a training lost the features of the weights that it began with; otherwise "".
+
+    Args:
+        start: R@1 of the features before training.
+        now: R@1 of the features now.
+        finished: whether the training makes a finished model (a defence), not weights to start from (a pretraining).
+    """
     if start is None or now is None or now >= LOST * start:
         return ""
+    fell = f"R@1 of the features fell from {start:.1f} to {now:.1f}"
+    if finished:
+        return (
+            f"{fell}: little is left of the weights that training began with; try a smaller defence.eps or "
+            "optimiser.lr, or model.train=head"
+        )
     return (
-        f"R@1 of the features fell from {start:.1f} to {now:.1f}, too low for a defence to start from; "
+        f"{fell}, too low for a defence to start from; "
         "try a smaller defence.eps or optimiser.lr; then start from that run, with larger values"
     )

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..config.build import to_dict
 from ..config.settings import Settings
@@ -15,6 +16,7 @@ from ..device import compiles, computer_of
 from ..model.embedder import Embedder
 from ..model.trainable import Trainable
 from .measuring import Measured, measure
+from .regimes import begins_with_features
 from .suited import smaller_batch, steps_of
 
 __all__ = ["LONG", "Forecast", "forecast", "say_if_long", "shorter"]
@@ -120,7 +122,7 @@ def forecast(
     steps, images = steps_of(batch, train), _batch_images(settings, train)
     # The last batch of an epoch of pairs or images may be short.
     whole = {"pairs": 2 * len(train) / images, "images": len(train) / images, "classes": steps}[batch.kind]
-    evaluation = measured.pass_seconds * _evaluated(settings, data)
+    evaluation = measured.pass_seconds * _evaluated(settings, model, data)
     seconds = epochs * whole * measured.seconds + evaluation
     hints = (f"to make it shorter: {shorter(settings)}",) if device.type == "cpu" and seconds > LONG else ()
     return Forecast(
@@ -200,11 +202,12 @@ def _batch_images(settings: Settings, train: Split) -> int:
     return 2 * min(batch.pairs, len(train)) if batch.kind == "pairs" else batch.classes * batch.instances
 
 
-def _evaluated(settings: Settings, data: Dataset) -> int:
+def _evaluated(settings: Settings, model: nn.Module, data: Dataset) -> int:
     """Forward passes of all evaluations; the step of an attack counts as several."""
     train = settings.train
     times = -(-train.epochs // train.evaluate_every)
-    passes = times * len(data.test) + train.epochs * min(_SIGNS, 2 * len(data.train))
+    features = times + 1 if begins_with_features(settings, model) else 0
+    passes = (times + features) * len(data.test) + train.epochs * min(_SIGNS, 2 * len(data.train))
     if train.attack_eps > 0:
         queries = len(data.query) if not train.attack_queries else min(train.attack_queries, len(data.query))
         passes += times * queries * train.attack_steps * _CLIMB

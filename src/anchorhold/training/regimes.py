@@ -37,7 +37,7 @@ from .checkpoint import Progress
 from .evaluation import attention_of, evaluate_model, retrieval, signs_of_collapse
 from .safety import judge_collapse, judge_features
 
-__all__ = ["Defending", "Pretraining", "Regime", "regime_of"]
+__all__ = ["Defending", "Pretraining", "Regime", "begins_with_features", "regime_of"]
 
 
 @dataclass(eq=False)
@@ -52,6 +52,7 @@ class Regime(ABC):
     precision: Precision  # the context in which attacks compute
     losses: Defence = field(init=False)  # each loss that it yields is one optimiser step
     companion: nn.Module | None = field(init=False, default=None)  # trained and saved along with the model
+    _start: float | None = field(init=False, default=None)  # R@1 of the features before training, if they are watched
 
     @property
     def name(self) -> str:
@@ -74,10 +75,24 @@ class Regime(ABC):
     def judge(self, run: Run, at: Progress, row: Mapping[str, Any], report: Report) -> None:
         """Stop the run, or warn, if the numbers of an epoch (`row`) show that training has failed."""
 
+    def _features(self) -> Through:
+        """The pooled features as unit vectors."""
+        return Through(self.model, Unit())
+
+    def _begin_features(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
+        """Note R@1 of the features before the first step; a resumed run reads it from run.json."""
+        if at.step == 0 and self.test.split.labelled:
+            note("evaluating the features before training")
+            found, _ = retrieval(self._features(), self.test)
+            run.update_json(start=_of_features(found))
+        self._start = number(dig(ranks.once(run.read_json), "start", "features_r1"))
+
 
 @dataclass(eq=False)
 class Defending(Regime):
     """Train by a defence: retrieval goes by embeddings, and a collapse ends the run.
+
+    Class proxies that begin with weights are also watched for lost features: R@1 of the pooled features.
 
     A loss of yours is the companion, or the proxies of classes. It takes the embeddings of the whole batch, on every
     rank.
@@ -104,14 +119,21 @@ class Defending(Regime):
     def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
         if at.step == 0:  # an older run that is resumed may have begun with another λ
             run.update_json(attention=attention_of(self.settings))
+        if begins_with_features(self.settings, self.model):
+            self._begin_features(run, at, ranks, note)
 
     def signs(self) -> dict[str, float]:
         return signs_of_collapse(self.model, self.images, self.key("collapse"), attention_of(self.settings))
 
     def evaluate(self) -> dict[str, float]:
-        return evaluate_model(self.model, self.test, self.settings.train, self.key("look"), self.precision)
+        row = evaluate_model(self.model, self.test, self.settings.train, self.key("look"), self.precision)
+        if self._start is None:
+            return row
+        found, _ = retrieval(self._features(), self.test)
+        return row | _of_features(found)
 
     def judge(self, run: Run, at: Progress, row: Mapping[str, Any], report: Report) -> None:
+        judge_features(run, self._start, row, report)  # first: a collapse ends the run
         judge_collapse(run, self.settings, at, row, report)
 
 
@@ -133,14 +155,9 @@ class Pretraining(Regime):
         self.losses = self._entry.run
         made = self._entry.companion(self.model, self.images.labels, self.settings.defence)
         self.companion = made.to(self.images.labels.device)
-        self._start: float | None = None  # R@1 of the features before training
 
     def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
-        if at.step == 0 and self.test.split.labelled:
-            note("evaluating the features before training")
-            found, _ = retrieval(self._features(), self.test)
-            run.update_json(start={f"features_{name}": value for name, value in found.items()})
-        self._start = number(dig(ranks.once(run.read_json), "start", "features_r1"))
+        self._begin_features(run, at, ranks, note)
 
     def evaluate(self) -> dict[str, float]:
         settings, key = self.settings, self.key("look")
@@ -148,13 +165,20 @@ class Pretraining(Regime):
         if not self.test.split.labelled:
             return row
         found = evaluate_model(self._features(), self.test, settings.train, key, self.precision)
-        return row | {f"features_{name}": value for name, value in found.items()}
+        return row | _of_features(found)
 
     def judge(self, run: Run, at: Progress, row: Mapping[str, Any], report: Report) -> None:
         judge_features(run, self._start, row, report)
 
-    def _features(self) -> Through:
-        return Through(self.model, Unit())
+
+def begins_with_features(settings: Settings, model: nn.Module) -> bool:
+    """Whether a defence is watched for lost features: class proxies that change a backbone with weights to lose."""
+    starts = isinstance(model, Embedder) and model.weights_report is not None
+    return starts and isinstance(settings.defence, ProxySettings) and settings.model.train != "head"
+
+
+def _of_features(found: Mapping[str, float]) -> dict[str, float]:
+    return {f"features_{name}": value for name, value in found.items()}
 
 
 def regime_of(settings: Settings) -> type[Regime]:

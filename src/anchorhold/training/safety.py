@@ -90,8 +90,8 @@ def judge_attacks(run: Run, settings: Settings, at: Progress, report: Report) ->
 
 
 def judge_features(run: Run, start: float | None, row: Mapping[str, Any], report: Report) -> None:
-    """Flag, once, a pretraining that has lost the features it began with: its attack is too strong."""
-    text = lost(start, row.get("features_r1"))
+    """Flag, once, a training that has lost the features it began with: its attack is too strong."""
+    text = lost(start, row.get("features_r1"), finished="r1" in row)
     if text and all(dig(flag, "name") != "features" for flag in _flags(run)):
         _flag(run, report, "features", row["epoch"], f"by epoch {row['epoch']} {text}", row["features_r1"])
 
