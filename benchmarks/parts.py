@@ -17,8 +17,12 @@ class Parts:
         others = {key: before.get(key) for key in about if before.get(key) != about[key]}
         assert not others, f"{file} has parts that were made with {others}; write to another file"
 
+    def known(self) -> Mapping[str, Any]:
+        """The parts that the file has."""
+        found: Mapping[str, Any] = json.loads(self.file.read_text())[self.heading] if self.file.exists() else {}
+        return found
+
     def keep(self, name: str, found: Any) -> None:
         """Add a part; those that other processes have added meanwhile stay."""
         print(name, json.dumps(found), flush=True)
-        known = json.loads(self.file.read_text())[self.heading] if self.file.exists() else {}
-        self.file.write_text(json.dumps({**self.about, self.heading: {**known, name: found}}, indent=1) + "\n")
+        self.file.write_text(json.dumps({**self.about, self.heading: {**self.known(), name: found}}, indent=1) + "\n")

@@ -1,10 +1,10 @@
 """Recipes on handwritten digits: clean R@1, and R@1 left by the strong attack at three ε.
 
-    python benchmarks/recipes.py --held-out 2 --seeds 0 --only '*' --out held-out.json     to choose
+    python benchmarks/recipes.py --held-out 2 --seeds 0,1,2 --epsilons 0.06,0.1,0.2 --trials --out held-out.json
     python benchmarks/recipes.py --seeds 0,1,2 --only 'natural,hm-lga,robust' --out test.json
 
-`--held-out 2` tests on the last two training digits (3 and 4), so that a recipe can be chosen without a look at the
-test digits. Each run takes about a minute on one CPU thread.
+The first is to choose: `--held-out 2` tests on the last two training digits (3 and 4), without a look at the test
+digits, and `--trials` runs all that was tried. Each run takes up to a minute on one CPU thread.
 """
 
 import argparse
@@ -25,37 +25,53 @@ from anchorhold.runs.provenance import provenance
 
 EPSILONS = (0.03, 0.06, 0.1)
 QUERIES = 200
-_MINMAX, _TRADES = "proxy-minmax", "proxy-trades"
+RECIPES = ("natural", "hm-lga", "proxy-minmax", "robust")
+TEACHER = "a run of proxy"  # in the changes of a trial: trained first, without attacks, by the same seed
+_MINMAX, _ROBUST = "proxy-minmax", "robust"
+_PAIRS = {"batch.kind": "pairs", "batch.pairs": 32, "defence.triplets": 0.5}
 TRIALS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{f"minmax, clean {share}": (_MINMAX, {"defence.clean": share}) for share in (0.2, 0.4)},
-    **{f"trades, clean {share}": (_TRADES, {"defence.clean": share}) for share in (0.1, 0.33, 0.5)},
-    "trades, mean of the weights": (_TRADES, {"train.ema": 0.99}),
-    "trades, smoothing 0.1": (_TRADES, {"defence.smoothing": 0.1}),
-    "trades, weight perturbation": (_TRADES, {"defence.awp": 0.005}),
-    "trades, scale 24": (_TRADES, {"defence.scale": 24}),
-    "trades, 10 steps": (_TRADES, {"defence.steps": 10}),
-    "trades, 30 epochs": (_TRADES, {"train.epochs": 30}),
-    "trades, BatchNorm live": (_TRADES, {"model.freeze_batchnorm": False}),
+    **{f"clean {share}": (_ROBUST, {"defence.clean": share}) for share in (0.1, 0.33, 0.5, 0.7)},
+    "mean of the weights": (_ROBUST, {"train.ema": 0.99}),
+    "mean along the schedule": (_ROBUST, {"train.mean_from": 0.25}),
+    "smoothing 0.1": (_ROBUST, {"defence.smoothing": 0.1}),
+    "weight perturbation": (_ROBUST, {"defence.awp": 0.005}),
+    "CutMix": (_ROBUST, {"defence.cutmix": 0.5}),
+    "teacher": (_ROBUST, {"defence.teacher": TEACHER}),
+    "teacher, and start from it": (_ROBUST, {"defence.teacher": TEACHER, "model.weights": TEACHER}),
+    "triplets": (_ROBUST, _PAIRS),
+    "HM triplets": (_ROBUST, {**_PAIRS, "defence.triplet_attack": "hm"}),
+    "Proxy-Anchor": (_ROBUST, {"defence.loss": "proxy-anchor", "defence.scale": 32}),
+    "scale 24": (_ROBUST, {"defence.scale": 24}),
+    "10 steps": (_ROBUST, {"defence.steps": 10}),
+    "30 epochs": (_ROBUST, {"train.epochs": 30}),
+    "BatchNorm live": (_ROBUST, {"model.freeze_batchnorm": False}),
 }
 """Changes of a recipe that were tried, by name; a recipe of the package is its own name."""
 
 
-def measured(name: str, seed: int, held_out: int, queries: int, epochs: int) -> dict[str, Any]:
+def measured(
+    name: str, seed: int, held_out: int, queries: int, epochs: int, epsilons: tuple[float, ...] = EPSILONS
+) -> dict[str, Any]:
     """Train and audit one model."""
     recipe, changes = TRIALS.get(name, (name, {}))
     changes = {**changes, "train.seed": seed, **({"train.epochs": epochs} if epochs else {})}
     data = ah.dataset("digits", held_out=held_out)
     with tempfile.TemporaryDirectory() as place:
+        given = dict(changes)
+        if TEACHER in changes.values():
+            teacher = ah.fit(None, data, "proxy", Path(place) / "teacher", overrides={"train.seed": seed}, device="cpu")
+            given = {key: str(teacher.path) if value == TEACHER else value for key, value in changes.items()}
         begun = time.perf_counter()
-        run = ah.fit(None, data, recipe, Path(place) / "run", overrides=changes, device="cpu")
+        run = ah.fit(None, data, recipe, Path(place) / "run", overrides=given, device="cpu")
         seconds, row, info = time.perf_counter() - begun, run.metrics()[-1], run.read_json()
         found = ah.audit(
             ah.load(run.path),
             data,
             attacks=["ES"],
             protocols=("corrected",),
-            eps=EPSILONS[-1],
-            epsilons=EPSILONS,
+            eps=epsilons[-1],
+            epsilons=epsilons,
             limit=queries,
             device="cpu",
             examine=None,
@@ -82,6 +98,8 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=0, help="the last N training digits replace the test digits")
     parser.add_argument("--queries", type=int, default=QUERIES, help="that are attacked")
     parser.add_argument("--epochs", type=int, default=0, help="instead of the recipe's")
+    parser.add_argument("--epsilons", default=",".join(map(str, EPSILONS)), help="of the strong attack")
+    parser.add_argument("--trials", action="store_true", help=f"{', '.join(RECIPES)} and every change that was tried")
     parser.add_argument("--list", action="store_true", help="say which changes are tried, and end")
     parser.add_argument("--out", default="recipes.json")
     args = parser.parse_args()
@@ -89,14 +107,17 @@ def main() -> None:
         print("\n".join(TRIALS))
         return
     torch.set_num_threads(1)
-    about = {"data": "digits", "held_out": args.held_out, "queries": args.queries, "epsilons": list(EPSILONS)}
+    epsilons = tuple(map(float, args.epsilons.split(",")))
+    about = {"data": "digits", "held_out": args.held_out, "queries": args.queries, "epsilons": list(epsilons)}
     origin = provenance(computer_of(torch.device("cpu")))
     made = Parts(args.out, "trials", {"schema": "anchorhold.trials/1"} | origin | about)
     wanted = [one.strip() for one in args.only.split(";" if ";" in args.only else ",")]
     names = [name for name in (*recipe_names(), *TRIALS) if any(fnmatch(name, one) for one in wanted)]
-    for name in names:
+    for name in [*RECIPES, *TRIALS] if args.trials else names:
         for seed in map(int, args.seeds.split(",")):
-            made.keep(f"{name}/{seed}", measured(name, seed, args.held_out, args.queries, args.epochs))
+            if f"{name}/{seed}" not in made.known():
+                found = measured(name, seed, args.held_out, args.queries, args.epochs, epsilons)
+                made.keep(f"{name}/{seed}", found)
 
 
 if __name__ == "__main__":
