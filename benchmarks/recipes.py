@@ -8,6 +8,7 @@ digits, and `--trials` runs all that was tried. Each run takes up to a minute on
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -91,6 +92,25 @@ def measured(
     }
 
 
+def table(found: Mapping[str, Any]) -> str:
+    """The trials of a file as a table in Markdown: means over seeds, and the strong attack's last two ε by seed."""
+    trials: dict[str, list[Mapping[str, Any]]] = {}
+    for key, each in found["trials"].items():
+        trials.setdefault(key.rsplit("/", 1)[0], []).append(each)
+    levels = [f"{eps:g}" for eps in (0, *found["epsilons"])]
+    heads = ["trial", "changes", *(f"ε = {eps}" if eps != "0" else "clean" for eps in levels)]
+    heads += [f"ε = {eps}, by seed" for eps in levels[-2:]]
+    lines = [heads, ["---"] * len(heads)]
+    for name in sorted(trials, key=[*RECIPES, *TRIALS].index):
+        rows = trials[name]
+        changes = ", ".join(f"`{key}={value}`" for key, value in rows[0]["changes"].items())
+        base = f"`{rows[0]['recipe']}`" + (f", {changes}" if changes else "")
+        means = [f"{sum(row['r1'][eps] for row in rows) / len(rows):.1f}" for eps in levels]
+        seeds = [" / ".join(f"{row['r1'][eps]:.1f}" for row in rows) for eps in levels[-2:]]
+        lines.append([name, base, *means, *seeds])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="natural,hm-lga,proxy-minmax,proxy-trades", help="names; * has a meaning")
@@ -100,11 +120,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=0, help="instead of the recipe's")
     parser.add_argument("--epsilons", default=",".join(map(str, EPSILONS)), help="of the strong attack")
     parser.add_argument("--trials", action="store_true", help=f"{', '.join(RECIPES)} and every change that was tried")
+    parser.add_argument("--table", action="store_true", help="write the trials of --out as a table, and end")
     parser.add_argument("--list", action="store_true", help="say which changes are tried, and end")
     parser.add_argument("--out", default="recipes.json")
     args = parser.parse_args()
     if args.list:
         print("\n".join(TRIALS))
+        return
+    if args.table:
+        print(table(json.loads(Path(args.out).read_text())), end="")
         return
     torch.set_num_threads(1)
     epsilons = tuple(map(float, args.epsilons.split(",")))
