@@ -47,6 +47,11 @@ TRIALS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "10 steps": (_ROBUST, {"defence.steps": 10}),
     "30 epochs": (_ROBUST, {"train.epochs": 30}),
     "BatchNorm live": (_ROBUST, {"model.freeze_batchnorm": False}),
+    "CutMix, smoothing": (_ROBUST, {"defence.cutmix": 0.5, "defence.smoothing": 0.1}),
+    "CutMix, smoothing, mean": (
+        _ROBUST,
+        {"defence.cutmix": 0.5, "defence.smoothing": 0.1, "train.ema": 0.99},
+    ),
 }
 """Changes of a recipe that were tried, by name; a recipe of the package is its own name."""
 
