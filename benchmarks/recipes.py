@@ -46,7 +46,6 @@ TRIALS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "scale 24": (_ROBUST, {"defence.scale": 24}),
     "10 steps": (_ROBUST, {"defence.steps": 10}),
     "30 epochs": (_ROBUST, {"train.epochs": 30}),
-    "BatchNorm live": (_ROBUST, {"model.freeze_batchnorm": False}),
     "CutMix, smoothing": (_ROBUST, {"defence.cutmix": 0.5, "defence.smoothing": 0.1}),
     "CutMix, smoothing, mean": (
         _ROBUST,

@@ -1,5 +1,6 @@
 """The numbers in results/notes are those of the JSON files they name, and the tables are what compare makes."""
 
+import importlib
 import json
 import re
 from itertools import combinations, pairwise
@@ -852,6 +853,20 @@ def test_the_table_of_defences_repeats_its_runs() -> None:
             assert r1 == f"{run['final']['r1']:.1f}" and steps == f"{run['image_steps']:,}"
             assert [published, corrected] == [f"{audit[p]['ers']['value']:.1f}" for p in ("published", "corrected")]
             assert recall == f"{audit['corrected']['columns']['ES:R']['value']:.1f}"
+
+
+@pytest.mark.parametrize("name", ["digits-held-out", "digits-held-out-both"])
+def test_the_tables_of_trials_are_what_the_benchmark_writes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    recipes = importlib.import_module("recipes")
+    found = json.loads((ROOT / "results" / "recipes" / f"{name}.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"] and found["held_out"] == 2
+    assert recipes.table(found) in (NOTES / "digits-trials.md").read_text()
+    for key, trial in found["trials"].items():
+        label = key.rsplit("/", 1)[0]
+        recipe, changes = recipes.TRIALS.get(label, (label, {}))
+        assert trial["queries"] == found["queries"] and trial["recipe"] == recipe
+        assert trial["changes"] == dict(changes), key
 
 
 def test_the_gaussians_repeat_their_runs() -> None:
