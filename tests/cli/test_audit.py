@@ -190,6 +190,28 @@ def test_audit_of_a_folder_with_a_model_of_ones_own(
     assert str(tmp_path) not in json.dumps(found)
 
 
+def test_a_function_may_return_a_wrapped_model(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its mean, std and size count, as if they were typed; typing others is an error."""
+    code = (
+        "\n\ndef told():\n    import anchorhold as ah\n    return ah.wrap(net(), mean=[.5] * 3, std=[.2] * 3, size=8)\n"
+    )
+    own = "from torch import nn, manual_seed\n\ndef net():\n    manual_seed(0)\n"
+    (tmp_path / "shared.py").write_text(own + "    return nn.Sequential(nn.Flatten(), nn.Linear(192, 8))\n" + code)
+    quick = ["--data", "photos", "--steps", "1", "--full", "--attacks", "ES", "--alpha", "1/255"]
+    typed = ["--mean", ".5,.5,.5", "--std", ".2,.2,.2", "--size", "8"]
+    found = {}
+    for name, more in (("told", []), ("net", typed)):
+        code_, _, err = run(capsys, monkeypatch, "audit", f"shared:{name}", *quick, *more, "--out", name)
+        assert code_ == 0 and "without mean and std" not in err, err
+        found[name] = json.loads((tmp_path / name / "audit.json").read_text())
+    assert found["told"]["protocols"] == found["net"]["protocols"]
+    assert found["told"]["model"]["wrap"] == found["net"]["model"]["wrap"] and found["told"]["model"]["wrap"][
+        "size"
+    ] == [8, 8]
+    code_, _, err = run(capsys, monkeypatch, "audit", "shared:told", *quick, *typed[:4])
+    assert code_ == 2 and "leave out --mean and --std" in err
+
+
 @pytest.mark.parametrize("goal", ["ES", "CA+", "QA-", "TMA", "LTM", "GTM", "GTT"])
 def test_attack_shows_the_list_before_and_after(capsys: Any, monkeypatch: pytest.MonkeyPatch, goal: str) -> None:
     code, out, err = run(capsys, monkeypatch, "attack", "m.safetensors", "7", *QUICK, "--goal", goal, "--eps", ".2")

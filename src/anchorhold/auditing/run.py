@@ -28,7 +28,7 @@ from ..interface import argument, option, recorded
 from ..model.frozen import frozen
 from ..model.no_gradients import gives_gradients
 from ..model.preprocessing import preprocessing_of
-from ..model.wrap import as_victim, fingerprint_of
+from ..model.wrap import as_victim, fingerprint_of, unnormalised
 from ..perturb.settings import VALUES_ONLY, Threat
 from ..report.pictures import SHOWN_CHANNELS
 from ..runs.locks import one_writer
@@ -171,9 +171,9 @@ def audit(
     victim = as_victim(model)
     part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).for_pictures)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
-    remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
+    remarks = (*part.notes, *unnormalised(victim), *how_attacked(victim, settings.method, settings.steps))
     material = dataclasses.replace(material, part=part.recorded, remarks=remarks)
-    for note in (*material.notes, f"attacked: {part.said}"):
+    for note in (*material.notes, *unnormalised(victim), f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
     usual = settings.budget.steps
