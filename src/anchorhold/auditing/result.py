@@ -277,7 +277,7 @@ def _table(audit: Audit) -> str:
     if any(outcome.ers for outcome in audit.protocols.values()):
         kinds = {
             "ERS": [outcome.ers for outcome in audit.protocols.values()],
-            "ARS published": [outcome.ars["constants"] for outcome in audit.protocols.values()],
+            "ARS constants": [outcome.ars["constants"] for outcome in audit.protocols.values()],
             "ARS measured": [outcome.ars["measured"] for outcome in audit.protocols.values()],
             "ARS per sample": [outcome.ars.get("per_sample") for outcome in audit.protocols.values()],
         }

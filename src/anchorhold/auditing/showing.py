@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "frame_rows", "html_of", "line_of", "number_in_words"]
 
 COLUMNS = ("kind", "protocol", "attack", "eps", "before", "after", "low", "high", "std", "unit")
-_SCORES = {"ARS published": "constants", "ARS measured": "measured", "ARS per sample": "per_sample"}
+_SCORES = {"ARS constants": "constants", "ARS measured": "measured", "ARS per sample": "per_sample"}
 _UNITS = {"TMA": "cosine", "ES:D": "distance"}
 
 

@@ -129,7 +129,7 @@ def resistance_of(outcome: Mapping[str, Any]) -> list[list[str]]:
 
     parts = [row(name, "terms", name) for name in dig(single, "terms") or ()]
     groups = [row(name, name) for name in ("ranking", "recall")]
-    return [["column", "ratio of means", "per sample", "left out"], *parts, *groups, row("ARS", "value")]
+    return [["column", "ARS measured", "ARS per sample", "left out"], *parts, *groups, row("ARS", "value")]
 
 
 # ---------------------------------------------------------------- the verdict
