@@ -277,14 +277,16 @@ def _audited(
         seconds=spent + time.monotonic() - begun,
         image_steps=steps,
         command=recorded(),
+        checked=examine is not None,
         clean_rows=clean_rows,
         pictures=pictures_of(subject.material, shown),
         **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), model, data)),
     )
     if examine is not None:
+        begun = time.monotonic()
         with _resumable(out):
             flags = ranks.once(lambda: tuple(examine(Evidence(subject, found))))
-        found = dataclasses.replace(found, flags=flags)
+        found = dataclasses.replace(found, flags=flags, seconds=found.seconds + time.monotonic() - begun)
     if out is not None and ranks.first:
         found.save(out)
     ranks.wait()
