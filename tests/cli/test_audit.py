@@ -84,6 +84,11 @@ def test_the_page_has_the_command_as_it_was_typed(capsys: Any, monkeypatch: pyte
     assert str(tmp_path) not in json.dumps(first)
 
 
+def noted_in(out: str) -> list[str]:
+    """The notes of an audit, without those that a random model earns: an attack that mends answers."""
+    return [line for line in out.splitlines() if line.startswith("note:") and "on the same queries" not in line]
+
+
 def test_held_out_classes_have_a_place_of_their_own(
     capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -105,10 +110,10 @@ def test_held_out_classes_have_a_place_of_their_own(
         Run(tmp_path / place).write_json({"schema": RUN_SCHEMA, "settings": held})
         code, out, err = run(capsys, monkeypatch, "audit", place, *quick)
         told = "note: this audits the test split, not the 2 classes that training held out; for those: --held-out 2"
-        assert code == 0 and (told in " ".join(out.split())) == ("note:" in out) == noted, err
+        assert code == 0 and (told in " ".join(out.split())) == bool(noted_in(out)) == noted, err
     Run(tmp_path / "run2").write_json({"schema": "another/9"})
     code, out, err = run(capsys, monkeypatch, "audit", "run2", *quick)
-    assert code == 0 and "note:" not in out, err  # what cannot be read says nothing, and stops nothing
+    assert code == 0 and not noted_in(out), err  # what cannot be read says nothing, and stops nothing
     code, out, err = run(capsys, monkeypatch, "audit", "run0", *quick, "--held-out", "9")
     assert code == 2 and "cannot hold out 9 of the 5 classes" in err and not out  # no note on what is refused
 
