@@ -58,13 +58,12 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
 def test_peers_attack_what_the_strong_audit_leaves(tmp_path: Path) -> None:
     ah.fit(None, "digits", "natural", tmp_path / "run", overrides={"train.epochs": 1}, device="cpu")
     out, options = tmp_path / "peers.json", ["--threats", "linf:0.02,l2:0.1", "--limit", "6", "--only", "mine"]
-    done = run("peers.py", "--models", str(tmp_path / "run"), *options, "--members", "--out", str(out))
+    done = run("peers.py", "--models", str(tmp_path / "run"), *options, "--out", str(out))
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     for row in found["models"]["run"]:
         assert 0 < len(row["strong"]["left"]) <= row["right"] <= 6
         assert all(set(peer["turned"]) <= set(row["strong"]["left"]) for peer in row["peers"].values())
-        assert {"starts", "adam", "momentum", "refine", "square"} <= set(row["members"])
     assert found["most"]["percent"] == max(p["percent"] for r in found["models"]["run"] for p in r["peers"].values())
 
 
@@ -312,6 +311,7 @@ def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.Mo
     one, other = (parts.Parts(file, "found", {"commit": "abc", "epochs": 3}) for _ in range(2))
     one.keep("a", 1), other.keep("b", 2)
     assert json.loads(Path(file).read_text()) == {"commit": "abc", "epochs": 3, "found": {"a": 1, "b": 2}}
+    assert one.read(file, "found") == {"a": 1, "b": 2} and one.read(tmp_path / "none.json", "found") == {}
     with pytest.raises(AssertionError, match=r"made with \{'epochs': 3\}"):
         parts.Parts(file, "found", {"commit": "abc", "epochs": 75})
 
