@@ -105,3 +105,19 @@ def test_verdicts_and_tables_are_written_where_they_belong(members: ModuleType) 
     made = members.written(page, [row(a=("1", "1")), masked])
     assert "| `a` | 1 | 1 | 1 | 10 | 0 | 10 |\n\n<!-- end -->\nb" in made and "old" not in made
     assert members.written(made, [row(a=("1", "1")), masked]) == made
+
+
+def test_costs_are_compared_over_all_turns_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both codes in turns, the second turn the other way round; 1 + 1 s before and 1 + 3 s after are twice as much."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    cost, asked = importlib.import_module("strong_cost"), []
+
+    def apart(code: Path, model: str, kind: str, limit: int) -> dict[str, Any]:
+        asked.append(str(code))
+        seconds = 3 if asked == ["old", "new", "new"] else 1
+        return {"seconds": seconds, "cpu": 2.0, "image_steps": 10 if str(code) == "old" else 15}
+
+    monkeypatch.setattr(cost, "apart", apart)
+    found = cost.compared({"before": Path("old"), "after": Path("new")}, "runs/m", "all", 6, 2)
+    assert asked == ["old", "new", "new", "old"] and len(found["before"]) == len(found["after"]) == 2
+    assert found["ratio"] == {"seconds": 2.0, "cpu": 1.0, "image_steps": 1.5}
