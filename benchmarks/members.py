@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from parts import Parts
@@ -49,6 +49,7 @@ Found = dict[str, Any]
 Setting = tuple[str, str, Ball]  # model, mask or "", threat
 RECIPES = ("natural", "hm-lga")
 MASKED_AT = "linf:0.06"
+NORMS: Mapping[str, Literal["linf", "l2"]] = {"linf": "linf", "l2": "l2"}
 MORE = 6  # starts of momentum that take as many image-steps as `refine`
 
 
@@ -155,7 +156,7 @@ def settings(threats: str) -> Iterator[tuple[str, Setting]]:
 
     def ball(threat: str) -> Ball:
         norm, eps = threat.split(":")
-        return Ball(float(eps), norm)
+        return Ball(float(eps), NORMS[norm])
 
     for mask in ("", *MASKS):
         for recipe in RECIPES:
@@ -265,15 +266,34 @@ def table_of_optimality(rows: Sequence[Mapping[str, Any]]) -> str:
     return _table(["member", *(each.replace(", ", " ") for each in local), "mean: global"], lines)
 
 
+def table_of_refine(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """`refine` beside more starts of `momentum`, on the queries that it attacks; a line for each part."""
+    lines = []
+    for name, rows in parts.items():
+        found = instead(rows)
+        counts = ("left", "refine", "refine_steps", "more", "more_steps", "both")
+        lines.append([name, *(f"{found[key]:,}" for key in counts)])
+    head = [
+        "settings",
+        "queries left",
+        "`refine` finds",
+        "image-steps",
+        f"{MORE} starts find",
+        "image-steps",
+        "both find",
+    ]
+    return _table(head, lines)
+
+
 def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The tables of the notes, by name."""
     plain, masked = ([row for row in rows if bool(row["mask"]) == hidden] for hidden in (False, True))
-    quick = [row for row in masked if row["norm"] == "linf"]
     return {
         "found": table_of_costs(plain),
         "found, masked": table_of_costs(masked),
         "optimality": table_of_optimality(plain),
-        "optimality, masked": table_of_optimality(quick),
+        "optimality, masked": table_of_optimality(masked),
+        "refine": table_of_refine({"without a mask": plain, "masked": masked}),
     }
 
 

@@ -96,15 +96,17 @@ def test_refine_is_compared_with_more_starts_on_the_same_queries(members: Module
         "refine_steps": 10,
         "more_steps": 30,
     }
+    assert members.table_of_refine({"all": [one, one]}).splitlines()[2] == "| all | 6 | 4 | 20 | 4 | 60 | 2 |"
 
 
 def test_verdicts_and_tables_are_written_where_they_belong(members: ModuleType) -> None:
     assert members.verdict(members.turned("0110"), 4) == "0110"
-    masked = row(a=("1", "1")) | {"mask": "steep"}
+    plain = row(refine=("1", "1")) | {"more": {"turned": "0", "image_steps": 0, "queries": 0, "left": 1}}
+    rows = [plain, plain | {"mask": "steep"}]
     page = "a\n<!-- members found -->\nold\n<!-- end -->\nb"
-    made = members.written(page, [row(a=("1", "1")), masked])
-    assert "| `a` | 1 | 1 | 1 | 10 | 0 | 10 |\n\n<!-- end -->\nb" in made and "old" not in made
-    assert members.written(made, [row(a=("1", "1")), masked]) == made
+    made = members.written(page, rows)
+    assert "| `refine` | 1 | 1 | 1 | 10 | 0 | 10 |\n\n<!-- end -->\nb" in made and "old" not in made
+    assert members.written(made, rows) == made
 
 
 def test_costs_are_compared_over_all_turns_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:

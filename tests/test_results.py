@@ -1,5 +1,6 @@
 """The numbers in results/notes are those of the JSON files they name, and the tables are what compare makes."""
 
+import importlib
 import json
 import re
 from itertools import combinations, pairwise
@@ -945,3 +946,43 @@ def test_no_peer_turns_many_of_the_queries_that_the_strong_audit_leaves() -> Non
     steps = most_steps(goal_named("margin", "corrected")) + 32  # of today's ensemble, beside the standard run
     assert all(row["strong"]["steps_at_most"] == steps for row in rows)
     assert max(shares) == pytest.approx(found["most"]["percent"]) and max(shares) <= 0.5
+
+
+STRONG = ROOT / "results" / "strong"
+
+
+def members_of_the_ensemble() -> list[str]:
+    goal = goal_named("margin", "corrected")
+    return [member.name for member in MEMBERS if member.wants(goal) and member.kind != "transfer"]
+
+
+def test_the_tables_of_the_members_are_those_of_their_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new run: python benchmarks/members.py --out results/strong/members-refine.json --into results/notes."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    made = importlib.import_module("members")
+    found = json.loads((STRONG / "members-refine.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"]
+    assert list(found["settings"]) and set(found["settings"]) == {name for name, _ in made.settings(made.THREATS)}
+    rows = list(found["settings"].values())
+    for row in rows:
+        assert list(row["members"]) == members_of_the_ensemble(), "of another ensemble: measure it again"
+        right, left = len(row["ids"].split()), set(range(len(row["ids"].split())))
+        for each in row["members"].values():
+            first = made.turned(each["in_turn"]["turned"])
+            assert first <= left and len(each["alone"]["turned"]) == right <= row["queries"] == 200
+            left -= first
+        assert len(left) == row["left"]
+    assert len({(row["model"], row["weights"]) for row in rows}) == 2
+    page = (NOTES / "strong.md").read_text()
+    assert made.written(page, rows) == page and page.count("<!-- members ") == len(made.tables(rows))
+
+
+def test_what_the_strong_audit_costs_beside_the_first_ensemble() -> None:
+    found = json.loads((STRONG / "cost.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"]
+    for each in found["cost"].values():
+        assert {one["commit"] for one in each["after"]} == {found["commit"]}
+        assert len({one["commit"] for one in each["before"]}) == 1 and each["before"][0]["queries"] >= 160
+        for cost, ratio in each["ratio"].items():
+            before, after = (sum(one[cost] for one in each[when]) for when in ("before", "after"))
+            assert ratio == pytest.approx(after / before)
