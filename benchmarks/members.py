@@ -50,6 +50,7 @@ Setting = tuple[str, str, Ball]  # model, mask or "", threat
 RECIPES = ("natural", "hm-lga")
 MASKED_AT = "linf:0.06"
 NORMS: Mapping[str, Literal["linf", "l2"]] = {"linf": "linf", "l2": "l2"}
+_COUNTED = ("", "_needed", "_steps")
 MORE = 6  # starts of momentum that take as many image-steps as `refine`
 
 
@@ -100,7 +101,7 @@ def local_optimality(levels: Sequence[tuple[float, Mapping[str, str]]]) -> dict[
 
 
 def optimality(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """The local optimality of every member, by model and norm. The mean of a line of a member is the global one."""
+    """The local optimality of every member, by model and norm. Its mean over the models of a norm is the global one."""
     curves: dict[str, list[tuple[float, dict[str, str]]]] = {}
     for row in rows:
         name = f"{row['model']} {row['mask']}".strip() + f", {row['norm']}"
@@ -134,17 +135,19 @@ def tally(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def instead(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """`refine`, and as many image-steps for more starts of `momentum`, on the same queries: found, and both's steps."""
-    found = dict.fromkeys(("left", "refine", "more", "both", "refine_steps", "more_steps"), 0)
+    """`refine`, and as many image-steps for more starts of `momentum`, on the same queries.
+
+    What each finds, what of it no other member but `refine` turns alone (`needed`), and its image-steps.
+    """
+    found = dict.fromkeys(("left", *(f"{way}{what}" for way in ("refine", "more") for what in _COUNTED)), 0)
     for row in rows:
-        refine, more = row["members"]["refine"]["in_turn"], row["more"]
-        ours, theirs = turned(refine["turned"]), turned(more["turned"])
-        found["left"] += more["left"]
-        found["refine"] += len(ours)
-        found["more"] += len(theirs)
-        found["both"] += len(ours & theirs)
-        found["refine_steps"] += refine["image_steps"]
-        found["more_steps"] += more["image_steps"]
+        alone = (turned(each["alone"]["turned"]) for name, each in row["members"].items() if name != "refine")
+        others = frozenset[int]().union(*alone)
+        found["left"] += row["more"]["left"]
+        for way, each in (("refine", row["members"]["refine"]["in_turn"]), ("more", row["more"])):
+            found[way] += len(turned(each["turned"]))
+            found[f"{way}_needed"] += len(turned(each["turned"]) - others)
+            found[f"{way}_steps"] += each["image_steps"]
     return found
 
 
@@ -248,22 +251,24 @@ def table_of_costs(rows: Sequence[Mapping[str, Any]]) -> str:
     found = tally(rows)
     lines = []
     for name, line in found.items():
-        price = f"{line['image_steps'] / line['first']:,.0f}" if line["first"] and line["image_steps"] else "–"
         counts = [f"{line[key]:,}" for key in ("alone", "first", "needed", "image_steps", "queries")]
-        lines.append([f"`{name}`", *counts, price])
-    head = ["member", "alone", "first", "needed", "image-steps", "queries", "image-steps for each first"]
+        prices = (line["image_steps"] / line[key] if line[key] else 0.0 for key in ("first", "needed"))
+        lines.append([f"`{name}`", *counts, *(f"{price:,.0f}" if price else "–" for price in prices)])
+    head = ["member", "alone", "first", "needed", "image-steps", "queries", "image-steps for each first", "each needed"]
     return _table(head, lines)
 
 
 def table_of_optimality(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Local optimality in percent by model and norm, and the mean of these; a line for each member."""
+    """Local optimality in percent: a column for each member, a line for each model, and one for the mean of a norm."""
     local = optimality(rows)
     names = list(next(iter(local.values())))
     lines = []
-    for name in names:
-        shares = [100 * each[name] for each in local.values()]
-        lines.append([f"`{name}`", *(f"{share:.1f}" for share in shares), f"{sum(shares) / len(shares):.1f}"])
-    return _table(["member", *(each.replace(", ", " ") for each in local), "mean: global"], lines)
+    for norm in dict.fromkeys(row["norm"] for row in rows):
+        models = {name: each for name, each in local.items() if name.endswith(f", {norm}")}
+        mean = {name: sum(each[name] for each in models.values()) / len(models) for name in names}
+        for model, each in {**models, f"**global, {norm}**": mean}.items():
+            lines.append([model, *(f"{100 * each[name]:.1f}" for name in names)])
+    return _table(["model, norm", *(f"`{name}`" for name in names)], lines)
 
 
 def table_of_refine(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
@@ -271,17 +276,10 @@ def table_of_refine(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     lines = []
     for name, rows in parts.items():
         found = instead(rows)
-        counts = ("left", "refine", "refine_steps", "more", "more_steps", "both")
+        counts = ("left", *(f"{way}{what}" for way in ("refine", "more") for what in _COUNTED))
         lines.append([name, *(f"{found[key]:,}" for key in counts)])
-    head = [
-        "settings",
-        "queries left",
-        "`refine` finds",
-        "image-steps",
-        f"{MORE} starts find",
-        "image-steps",
-        "both find",
-    ]
+    head = ["settings", "queries left", "`refine` finds", "needed", "image-steps"]
+    head += [f"{MORE} starts find", "needed", "image-steps"]
     return _table(head, lines)
 
 
@@ -289,12 +287,18 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The tables of the notes, by name."""
     plain, masked = ([row for row in rows if bool(row["mask"]) == hidden] for hidden in (False, True))
     return {
+        "found, all": table_of_costs(rows),
         "found": table_of_costs(plain),
         "found, masked": table_of_costs(masked),
         "optimality": table_of_optimality(plain),
         "optimality, masked": table_of_optimality(masked),
         "refine": table_of_refine({"without a mask": plain, "masked": masked}),
     }
+
+
+def in_order(found: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The settings of a file, which may have been measured in any order."""
+    return [found[name] for name, _ in settings(THREATS) if name in found]
 
 
 def written(text: str, rows: Sequence[Mapping[str, Any]]) -> str:
@@ -318,7 +322,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.into:
-        rows = list(Parts.read(asked.out, "settings").values())
+        rows = in_order(Parts.read(asked.out, "settings"))
         for page in sorted(asked.into.glob("*.md")):
             page.write_text(written(page.read_text(encoding="utf-8"), rows), encoding="utf-8")
         return

@@ -101,6 +101,7 @@ def main() -> None:
     from anchorhold.device import computer_of
     from anchorhold.runs.provenance import provenance
 
+    torch.set_num_threads(1)
     about = provenance(computer_of(torch.device("cpu")))
     made = Parts(asked.out, "cost", {"schema": "anchorhold.strong-cost/1", **about, "eps": EPS, "curve": list(CURVE)})
     codes = {"before": asked.before, "after": Path(__file__).parents[1]}

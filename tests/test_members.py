@@ -68,8 +68,9 @@ def test_models_and_norms_are_compared_apart(members: ModuleType) -> None:
     rows = [row(0.1, a=("11", "11"), b=("10", "00")), row(0.1, "n", a=("01", "01"), b=("01", "00"))]
     assert members.optimality(rows) == {"m, linf": {"a": 1.0, "b": 0.5}, "n, linf": {"a": 1.0, "b": 1.0}}
     table = members.table_of_optimality(rows).splitlines()
-    assert table[0] == "| member | m linf | n linf | mean: global |"
-    assert table[2:] == ["| `a` | 100.0 | 100.0 | 100.0 |", "| `b` | 50.0 | 100.0 | 75.0 |"]
+    assert table[0] == "| model, norm | `a` | `b` |"
+    assert table[2:4] == ["| m, linf | 100.0 | 50.0 |", "| n, linf | 100.0 | 100.0 |"]
+    assert table[4:] == ["| **global, linf** | 100.0 | 75.0 |"]
 
 
 def test_where_no_query_is_turned_there_is_nothing_to_compare(members: ModuleType) -> None:
@@ -83,20 +84,23 @@ def test_a_query_is_needed_if_no_other_member_turns_it_alone(members: ModuleType
     assert found["b"] == {"alone": 0, "first": 4, "needed": 2, "image_steps": 20, "queries": 0, "right": 8}
     assert found["a"]["needed"] == 2 and found["c"]["needed"] == 0 and found["c"]["alone"] == 2
     line = members.table_of_costs([row(a=("1000", "1000"), b=("0000", "0110"))]).splitlines()[3]
-    assert line == "| `b` | 0 | 2 | 2 | 10 | 0 | 5 |"
+    assert line == "| `b` | 0 | 2 | 2 | 10 | 0 | 5 | 5 |"
 
 
 def test_refine_is_compared_with_more_starts_on_the_same_queries(members: ModuleType) -> None:
-    one = row(refine=("0000", "0110")) | {"more": {"turned": "0011", "image_steps": 30, "queries": 0, "left": 3}}
+    """Square turns the third query too, so neither is needed for it; the last one is found by more starts alone."""
+    one = row(refine=("0000", "0110"), square=("0010", "0000"))
+    one |= {"more": {"turned": "0011", "image_steps": 30, "queries": 0, "left": 3}}
     assert members.instead([one]) == {
         "left": 3,
         "refine": 2,
-        "more": 2,
-        "both": 1,
+        "refine_needed": 1,
         "refine_steps": 10,
+        "more": 2,
+        "more_needed": 1,
         "more_steps": 30,
     }
-    assert members.table_of_refine({"all": [one, one]}).splitlines()[2] == "| all | 6 | 4 | 20 | 4 | 60 | 2 |"
+    assert members.table_of_refine({"all": [one, one]}).splitlines()[2] == "| all | 6 | 4 | 2 | 20 | 4 | 2 | 60 |"
 
 
 def test_verdicts_and_tables_are_written_where_they_belong(members: ModuleType) -> None:
@@ -105,7 +109,7 @@ def test_verdicts_and_tables_are_written_where_they_belong(members: ModuleType) 
     rows = [plain, plain | {"mask": "steep"}]
     page = "a\n<!-- members found -->\nold\n<!-- end -->\nb"
     made = members.written(page, rows)
-    assert "| `refine` | 1 | 1 | 1 | 10 | 0 | 10 |\n\n<!-- end -->\nb" in made and "old" not in made
+    assert "| `refine` | 1 | 1 | 1 | 10 | 0 | 10 | 10 |\n\n<!-- end -->\nb" in made and "old" not in made
     assert members.written(made, rows) == made
 
 
