@@ -285,3 +285,10 @@ def test_the_list_attacks_of_a_model_are_of_one_commit_and_model(model: str) -> 
     assert [short["settings"][name] for name in alike] == [long["settings"][name] for name in alike]
     assert [queries for queries, _ in long["curve"]] == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
     assert long["images"] == 200 and short["settings"]["limit"] == short["images"] == 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=called)
+def test_the_bar_of_a_format_is_escaped_in_a_table(page: Path) -> None:
+    r"""Elsewhere a cell would end at it, and the build would show the text of the role: write \| there."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert not [role for line in lines for role in re.findall(r"\{num\}`[^`]*`", line) if re.search(r"(?<!\\)\|", role)]
