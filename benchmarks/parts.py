@@ -17,12 +17,15 @@ class Parts:
         others = {key: before.get(key) for key in about if before.get(key) != about[key]}
         assert not others, f"{file} has parts that were made with {others}; write to another file"
 
-    def known(self) -> Mapping[str, Any]:
-        """The parts that the file has."""
-        found: Mapping[str, Any] = json.loads(self.file.read_text())[self.heading] if self.file.exists() else {}
+    @staticmethod
+    def read(file: str | Path, heading: str) -> dict[str, Any]:
+        """The parts that a file has; none where there is no file."""
+        path = Path(file)
+        found: dict[str, Any] = json.loads(path.read_text())[heading] if path.exists() else {}
         return found
 
     def keep(self, name: str, found: Any) -> None:
         """Add a part; those that other processes have added meanwhile stay."""
         print(name, json.dumps(found), flush=True)
-        self.file.write_text(json.dumps({**self.about, self.heading: {**self.known(), name: found}}, indent=1) + "\n")
+        known = self.read(self.file, self.heading)
+        self.file.write_text(json.dumps({**self.about, self.heading: {**known, name: found}}, indent=1) + "\n")

@@ -10,8 +10,8 @@ without the query itself. It gets at least as many image-steps for a query as th
 Momentum PGD of 500 steps with three starts, on the margin and on cross-entropy, is written out here. A query is turned
 if the peer's image, projected into the ball, has a wrong nearest neighbour in fp32.
 
-`members` says what each member of the ensemble finds: alone on all right queries, first in the ensemble, and at which
-cost (`--members`). `--mask` puts something in front of or behind the model that hides its gradients.
+`--mask` puts something in front of or behind the model that hides its gradients. What each member of the ensemble
+finds is measured by `members.py`.
 """
 
 import argparse
@@ -34,8 +34,7 @@ import anchorhold as ah
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
 from anchorhold.attacks.recall import MarginAttack
-from anchorhold.auditing.ensemble import Contest, Task
-from anchorhold.auditing.members import MEMBERS, most_steps
+from anchorhold.auditing.members import most_steps
 from anchorhold.config.recipes import settings_from
 from anchorhold.console import Silent
 from anchorhold.data.datasets import dataset
@@ -351,7 +350,7 @@ def strong_audit(model: nn.Module, ball: Ball, limit: int) -> tuple[Tensor, Tens
     )
 
 
-def compared(model: nn.Module, threats: list[Ball], limit: int, only: list[str], members: bool) -> Iterator[Found]:
+def compared(model: nn.Module, threats: list[Ball], limit: int, only: list[str]) -> Iterator[Found]:
     """Every threat on one model."""
     data = settings_from("natural", {"data": {"name": "digits"}}).data
     where = next(model.parameters()).device
@@ -373,8 +372,6 @@ def compared(model: nn.Module, threats: list[Ball], limit: int, only: list[str],
             print(f"{ball.norm} {ball.eps:g}: {row['right']} right, strong leaves {len(held)}", flush=True)
             for source in only:
                 row["peers"] |= _peers_of(source, case, scene, held, row)
-            if members:
-                row["members"] = _members(embed, images, scene, ids[right], ball)
             yield row
 
 
@@ -399,30 +396,6 @@ def _peers_of(source: str, case: Case, scene: Scene, held: Tensor, row: Found) -
         found[called] = {"turned": beaten.tolist(), "percent": share, "seconds": time.monotonic() - begun}
         print(f"  {called}: {len(beaten)} turned, {share:.2f} % of the right ones", flush=True)
     return found
-
-
-def _members(embed: Any, images: Tensor, scene: Scene, ids: Tensor, ball: Ball) -> Found:
-    """What each member beats alone, what it beats first in the ensemble's order, and what it costs."""
-    task = Task("recall", goal_named("margin", "corrected"), (), {"margin": "margin"})
-    usable = [m for m in MEMBERS if m.kind != "transfer" and m.wants(task.goal)]
-    beaten, rows, chain = {}, {}, Contest(task, embed, images[ids], scene, ids, Key.of(0)("audit"))
-    for member in usable:
-        alone = Contest(task, embed, images[ids], scene, ids, Key.of(0)("audit"))
-        before = set(chain.left().tolist())
-        alone.enter(member, ball, None)
-        chain.enter(member, ball, None)
-        beaten[member.name] = set(range(len(ids))) - set(alone.left().tolist())
-        cost = {"image_steps": alone.steps, "queries": alone.queries}
-        rows[member.name] = {
-            **cost,
-            "alone": len(beaten[member.name]),
-            "first": len(before - set(chain.left().tolist())),
-        }
-    for name, found in beaten.items():
-        others = set().union(*(one for other, one in beaten.items() if other != name))
-        rows[name]["only"] = len(found - others)
-        print(f"  member {name}: {rows[name]}", flush=True)
-    return rows
 
 
 def most_turned(models: Mapping[str, list[Found]]) -> Found:
@@ -456,7 +429,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the trainings")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="cpu or cuda; the models are trained on the CPU")
-    parser.add_argument("--members", action="store_true", help="also measure every member of the ensemble alone")
     parser.add_argument("--mask", default="", choices=["", *MASKS], help="hide the gradients of the models in this way")
     parser.add_argument("--out", type=Path, help="write the JSON here")
     asked = parser.parse_args()
@@ -477,7 +449,7 @@ def main() -> None:
             print(name, flush=True)
             model = Masked(model, *MASKS[asked.mask]).eval() if asked.mask else model
             result["models"][Path(name).name] = []
-            for row in compared(model.to(asked.device), threats, asked.limit, only, asked.members):
+            for row in compared(model.to(asked.device), threats, asked.limit, only):
                 result["models"][Path(name).name].append(row)
                 result["most"] = most_turned(result["models"])
                 if asked.out:  # after every threat: a long run that is stopped leaves what it has

@@ -143,7 +143,7 @@ def main() -> None:
     names = [name for name in (*recipe_names(), *TRIALS) if any(fnmatch(name, one) for one in wanted)]
     for name in [*RECIPES, *TRIALS] if args.trials else names:
         for seed in map(int, args.seeds.split(",")):
-            if f"{name}/{seed}" not in made.known():
+            if f"{name}/{seed}" not in Parts.read(args.out, "trials"):
                 found = measured(name, seed, args.held_out, args.queries, args.epochs, epsilons)
                 made.keep(f"{name}/{seed}", found)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 def forked(work: Callable[[], object]) -> int:
-    """A fork that does `work`; its number. For work that computes nothing: see `spawned`.
+    """A fork that does `work`; its number.
 
     It ends with the work, whatever happens: a fork that went back to pytest would report tests of its own.
     """
@@ -31,7 +31,7 @@ def forked(work: Callable[[], object]) -> int:
 def spawned(work: Callable[..., object], *given: Any, until: Path) -> Iterator[int]:
     """A new process that does `work`, once it has made the file `until`; its number. It is killed at the end.
 
-    A fork of a process in which tests have computed may not compute any more: threads do not come along.
+    For work with threads, which a fork does not have.
     """
     process = get_context("spawn").Process(target=work, args=given)
     process.start()

@@ -11,3 +11,7 @@ os.environ["ANCHORHOLD_CACHE"] = tempfile.mkdtemp(prefix="anchorhold-cache-")  #
 atexit.register(shutil.rmtree, os.environ["ANCHORHOLD_CACHE"], ignore_errors=True)
 
 torch.set_num_threads(1)
+
+# Some tests compute in a fork of this process. PyTorch refuses gradients there when its first gradient in this process
+# came after an export (fake tensors make it believe in a GPU, whose threads forks lack). So the first one is here.
+torch.ones(1, requires_grad=True).sum().backward()

@@ -58,14 +58,41 @@ def test_peers_find_the_same(tmp_path: Path) -> None:
 def test_peers_attack_what_the_strong_audit_leaves(tmp_path: Path) -> None:
     ah.fit(None, "digits", "natural", tmp_path / "run", overrides={"train.epochs": 1}, device="cpu")
     out, options = tmp_path / "peers.json", ["--threats", "linf:0.02,l2:0.1", "--limit", "6", "--only", "mine"]
-    done = run("peers.py", "--models", str(tmp_path / "run"), *options, "--members", "--out", str(out))
+    done = run("peers.py", "--models", str(tmp_path / "run"), *options, "--out", str(out))
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     for row in found["models"]["run"]:
         assert 0 < len(row["strong"]["left"]) <= row["right"] <= 6
         assert all(set(peer["turned"]) <= set(row["strong"]["left"]) for peer in row["peers"].values())
-        assert {"starts", "adam", "momentum", "refine", "square"} <= set(row["members"])
     assert found["most"]["percent"] == max(p["percent"] for r in found["models"]["run"] for p in r["peers"].values())
+
+
+@pytest.mark.slow
+def test_members_are_measured_and_a_second_call_goes_on(tmp_path: Path) -> None:
+    ah.fit(None, "digits", "natural", tmp_path / "natural", overrides={"train.epochs": 1}, device="cpu")
+    out, options = tmp_path / "members.json", ["--runs", str(tmp_path), "--threats", "linf:0.02,l2:0.1", "--limit", "6"]
+    for only in ("natural, l2:0.1", "natural, *"):
+        done = run("members.py", *options, "--only", only, "--out", str(out))
+        assert done.returncode == 0, done.stderr
+    assert "l2:0.1" not in done.stdout and "linf:0.02" in done.stdout
+    found = json.loads(out.read_text())["settings"]
+    assert set(found) == {"natural, linf:0.02", "natural, l2:0.1"}
+    for row in found.values():
+        assert list(row["members"]) == ["starts", "adam", "momentum", "refine", "square"]
+        first = "".join(each["in_turn"]["turned"] for each in row["members"].values())
+        assert first.count("1") + row["left"] == len(row["ids"].split()) <= 6
+        assert row["members"]["starts"]["alone"] == row["members"]["starts"]["in_turn"]  # nobody was before it
+
+
+@pytest.mark.slow
+def test_what_the_strong_audit_costs_is_compared_with_another_commit(tmp_path: Path) -> None:
+    """Here with itself: the same image-steps, and as many right answers left."""
+    ah.fit(None, "digits", "natural", tmp_path / "natural", overrides={"train.epochs": 1}, device="cpu")
+    out, options = tmp_path / "cost.json", ["--models", str(tmp_path / "natural"), "--limit", "4", "--turns", "1"]
+    done = run("strong_cost.py", "--before", str(ROOT), *options, "--kinds", "neighbour", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["cost"]["natural: neighbour"]
+    assert found["ratio"]["image_steps"] == 1 and found["before"][0]["left"] == found["after"][0]["left"]
 
 
 @pytest.mark.slow
@@ -312,6 +339,7 @@ def test_parts_of_one_file_are_made_alike(tmp_path: Path, monkeypatch: pytest.Mo
     one, other = (parts.Parts(file, "found", {"commit": "abc", "epochs": 3}) for _ in range(2))
     one.keep("a", 1), other.keep("b", 2)
     assert json.loads(Path(file).read_text()) == {"commit": "abc", "epochs": 3, "found": {"a": 1, "b": 2}}
+    assert one.read(file, "found") == {"a": 1, "b": 2} and one.read(tmp_path / "none.json", "found") == {}
     with pytest.raises(AssertionError, match=r"made with \{'epochs': 3\}"):
         parts.Parts(file, "found", {"commit": "abc", "epochs": 75})
 

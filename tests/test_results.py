@@ -960,3 +960,73 @@ def test_no_peer_turns_many_of_the_queries_that_the_strong_audit_leaves() -> Non
     steps = most_steps(goal_named("margin", "corrected")) + 32  # of today's ensemble, beside the standard run
     assert all(row["strong"]["steps_at_most"] == steps for row in rows)
     assert max(shares) == pytest.approx(found["most"]["percent"]) and max(shares) <= 0.5
+
+
+STRONG = ROOT / "results" / "strong"
+
+
+MEMBERS_OF_GRADIENTS = ("refine", "starts", "momentum", "adam")  # as the page names their prices
+
+
+def members_of_the_ensemble() -> list[str]:
+    goal = goal_named("margin", "corrected")
+    return [member.name for member in MEMBERS if member.wants(goal) and member.kind != "transfer"]
+
+
+def test_the_tables_of_the_members_are_those_of_their_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new run: python benchmarks/members.py --out results/strong/members-refine.json --into results/notes."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    made = importlib.import_module("members")
+    found = json.loads((STRONG / "members-refine.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"]
+    assert list(found["settings"]) and set(found["settings"]) == {name for name, _ in made.settings(made.THREATS)}
+    rows = made.in_order(found["settings"])
+    for row in rows:
+        assert list(row["members"]) == members_of_the_ensemble(), "of another ensemble: measure it again"
+        right, left = len(row["ids"].split()), set(range(len(row["ids"].split())))
+        for each in row["members"].values():
+            first = made.turned(each["in_turn"]["turned"])
+            assert first <= left and len(each["alone"]["turned"]) == right <= row["queries"] == 200
+            left -= first
+        assert len(left) == row["left"]
+    assert len({(row["model"], row["weights"]) for row in rows}) == 2
+    page = (NOTES / "strong.md").read_text()
+    told, more = made.tally(rows), made.instead(rows)
+    prices = [f"{told[name]['image_steps'] / told[name]['needed']:,.0f}" for name in MEMBERS_OF_GRADIENTS]
+    refine, at = told["refine"], "Over all 20 settings `refine` turns"
+    assert says(page, f"{at} {refine['first']}, {refine['needed']}. {more['more']}, of which {more['more_needed']}.")
+    assert says(page, " and ".join(prices))
+    hidden = made.tally([row for row in rows if row["mask"] in ("rounded", "quantised")])
+    assert not hidden["refine"]["first"]
+    assert says(page, f"{hidden['refine']['image_steps']:,} image-steps. `square` finds {hidden['square']['first']}")
+    counts = [len(row["ids"].split()) for row in rows]
+    assert says(page, f"200 queries are attacked: {min(counts)} to {max(counts)} by model.")
+    assert f"try `adam` first: {told['adam']['needed']} queries need it" in page
+    assert made.written(page, rows) == page and page.count("<!-- members ") == len(made.tables(rows))
+
+
+def test_what_the_strong_audit_costs_beside_the_first_ensemble() -> None:
+    found = json.loads((STRONG / "cost.json").read_text())
+    assert found["commit"] and "dirty" not in found["commit"]
+    for each in found["cost"].values():
+        assert {one["commit"] for one in each["after"]} == {found["commit"]}
+        assert len({one["commit"] for one in each["before"]}) == 1 and each["before"][0]["queries"] >= 160
+        for cost, ratio in each["ratio"].items():
+            before, after = (sum(one[cost] for one in each[when]) for when in ("before", "after"))
+            assert ratio == pytest.approx(after / before)
+    page, told = (NOTES / "strong.md").read_text(), found["cost"]
+    assert {kind for _, kind in (name.split(": ") for name in told)} == {"neighbour", "neighbour, curve", "all"}
+    for kind in ("neighbour", "neighbour, curve", "all"):
+        cells = []
+        for model in ("natural", "hm-lga"):
+            each = told[f"{model}: {kind}"]
+            for cost, form in (("cpu", ".1f"), ("image_steps", ",.0f")):
+                means = [sum(one[cost] for one in each[when]) / len(each[when]) for when in ("before", "after")]
+                cells.append(f"{means[0]:{form}} → {means[1]:{form}} {each['ratio'][cost]:.2f}")
+        assert says(page, " | ".join(cells)), cells
+    twice = told["hm-lga: neighbour"]["ratio"]
+    assert says(page, f"{twice['cpu']:.2f} in processor time, {twice['seconds']:.2f} in seconds")
+    left = [told[f"{m}: neighbour"][when][0]["left"] for m in ("natural", "hm-lga") for when in ("after", "before")]
+    assert says(page, " ".join(f"{share:.1f}" for share in left))
+    others = [each["ratio"]["cpu"] for name, each in told.items() if name != "hm-lga: neighbour"]
+    assert max(others) < 2

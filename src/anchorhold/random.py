@@ -73,7 +73,7 @@ class Key:
         return Key(value)
 
     def bits(self, ids: Tensor, shape: Sequence[int] = ()) -> Tensor:
-        """(len(ids), *shape) random int64, each a function of this key, the id and the place in `shape`."""
+        """Random int64 of shape `(len(ids), *shape)`, each a function of this key, the id and the place in `shape`."""
         count = math.prod(shape)
         rows = _mix(ids.long().reshape(-1, 1) * _signed(_GAMMA) + _signed(self.value))
         if count == 1:

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import anchorhold as ah
 from anchorhold.attacks.goal import Scene
 from anchorhold.attacks.menu import goal_named
 from anchorhold.attacks.run import Attack, Attacked
+from anchorhold.auditing import run as run_room
 from anchorhold.auditing import standard as sweep_room
 from anchorhold.auditing.inputs import sample
 from anchorhold.auditing.one_image import attack as attack_one
@@ -25,6 +29,7 @@ from anchorhold.auditing.outcomes import outcome as outcome_of
 from anchorhold.auditing.plan import NINE
 from anchorhold.auditing.result import Audit
 from anchorhold.auditing.run import Evidence
+from anchorhold.auditing.showing import scores_of
 from anchorhold.console import Silent
 from anchorhold.data.splits import Split
 from anchorhold.errors import AnchorholdError, DataError, Interrupted, ModelError, RunError, SettingsError
@@ -35,9 +40,10 @@ from anchorhold.model.frozen import embed_all, frozen
 from anchorhold.perturb.ball import Ball
 from anchorhold.perturb.settings import Budget, Threat, threat_of
 from anchorhold.random import Key
-from anchorhold.report.audit_page import resistance_of
+from anchorhold.report.audit_page import UNCHECKED, resistance_of, verdict_of
 from anchorhold.runs.schemas import AUDIT_SCHEMA
 from tests.attacking import attack, running
+from tests.docs.pages import ROOT
 
 pytestmark = pytest.mark.medium
 
@@ -265,6 +271,94 @@ def test_what_the_checks_cost_is_said_before(model: Embedder, digits: Split, cha
     ah.audit(model, digits, **{**QUICK, "attacks": ["ES"], **change}, report=Told())
     said = [line for line in told if "running sanity checks" in line]
     assert [f"up to {cost:,} image-steps, about " in line for line in said] == ([True] if cost else [])
+
+
+def test_the_checks_show_progress_and_their_time_counts(
+    model: Embedder, digits: Split, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    totals: list[int] = []
+    clock = [0.0]
+
+    class Told(Silent):
+        @contextmanager
+        def task(self, name: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
+            checks = name == "sanity checks"
+            totals.extend([total] * checks)
+
+            def advance(done: int, note: str = "") -> None:
+                made.extend([done] * checks)
+                clock[0] += checks  # a second for each step of the checks, and none for the attacks
+
+            yield advance
+
+    monkeypatch.setattr(run_room, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    found = ah.audit(model, digits, **{**QUICK, "attacks": ["ES"]}, report=Told())
+    assert totals == [60 * (1 + 6 * 4 + 100)] and made == sorted(made) and made[-1] == totals[0]
+    assert len(made) > 1 + 6 * 4 and max(b - a for a, b in pairwise(made[:-1])) == 60  # at each gradient step
+    attacks = sum(run.seconds for run in found.runs)
+    assert found.seconds == pytest.approx(attacks + clock[0]) and clock[0] == len(made)
+
+
+def test_without_checks_every_form_of_the_result_says_so(model: Embedder, digits: Split, tmp_path: Path) -> None:
+    quick = {**QUICK, "attacks": ["ES"], "steps": 1, "limit": 8}
+    silent, checked = (ah.audit(model, digits, **quick, examine=each) for each in (None, lambda evidence: []))
+    for audit, wanted in ((silent, True), (checked, False)):
+        page = audit.save(tmp_path / str(wanted)) / "page.html"
+        shown = [" ".join(text.split()) for text in (str(audit), audit._repr_html_(), page.read_text(encoding="utf-8"))]
+        assert [UNCHECKED in text for text in shown] == [wanted] * 3
+        assert ("No flags: the checks found" in shown[2]) != wanted
+        assert audit.to_dict()["checked"] == (not wanted) == (not shown[2].count("nothing was checked"))
+
+
+def test_print_has_the_verdict_of_the_page(audited: Audit, tmp_path: Path) -> None:
+    told = str(verdict_of(json.loads((audited.save(tmp_path) / "audit.json").read_text(encoding="utf-8"))))
+    assert f"verdict: {told}" in " ".join(str(audited).split()) and len(told) > 60
+
+
+def test_an_attack_that_mends_answers_is_noted() -> None:
+    """3 of 4 are right after it, and 2 before; GTM spoils one."""
+    rows = {"ES:R": ([0, 1, 1, 0], [1, 1, 1, 0]), "GTM": ([0, 1, 1, 0], [0, 0, 1, 0]), "TMA": ([0.1] * 4, [0.9] * 4)}
+    before, after = ({n: torch.tensor(pair[at], dtype=torch.float64) for n, pair in rows.items()} for at in (0, 1))
+    ids = torch.arange(4)
+    run = RunRows(
+        *("ES", "ES", {"published": {}}, "query", ids, None, ids),
+        {"published": after},
+        {"published": before},
+        {},
+        1.0,
+        1,
+    )
+    found = outcome_of("published", [run], Key.of(0), 9, True, 10)
+    (note,) = found.notes
+    assert note.startswith("published ES:R: 75.0 ") and " 50.0 " in note
+
+
+def test_the_table_has_r1_of_the_attacked_queries(model: Embedder, digits: Split) -> None:
+    found = ah.audit(model, digits, **{**QUICK, "attacks": ["GTM", "TMA"], "limit": 7, "steps": 1, "examine": None})
+    rows = {line[:16].strip(): line[16:].split() for line in str(found).splitlines()}
+    initial = found.protocols["corrected"].columns["GTM"].initial
+    assert rows["R@1 clean"] == [f"{initial:.1f}"] * 2 and f"{initial:.1f}" != f"{found.clean['R@1'].value:.1f}"
+    assert rows["TMA clean"] == [f"{found.protocols['corrected'].columns['TMA'].initial:.3f}"] * 2
+
+
+def test_a_bare_module_is_told_that_it_gets_plain_pixels(model: Embedder, digits: Split) -> None:
+    """Once in the first lines, and in the result; not where mean and std are said."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    quick = {**QUICK, "attacks": ["ES"], "steps": 1, "limit": 4, "examine": None}
+    given = {"bare": net, "sized": ah.wrap(net, size=8), "told": ah.wrap(net, mean=[0.5], std=[0.5]), "own": model}
+    for name, module in given.items():
+        said: list[str] = []
+
+        class Told(Silent):
+            def say(self, text: str) -> None:
+                said.append(text)  # noqa: B023
+
+        found = ah.audit(module, digits, **quick, report=Told())
+        plain = [text for text in said if "without mean and std" in text]
+        assert len(plain) == (name in ("bare", "sized")) and set(plain) <= set(found.notes), name
+        attacks = next(at for at, text in enumerate(said) if "attack run" in text)
+        assert all(said.index(text) < attacks for text in plain)
 
 
 def test_flags_come_from_the_hook(model: Embedder, digits: Split) -> None:
@@ -576,6 +670,22 @@ def test_examples_are_the_worst_the_middle_and_the_best(audited: Audit, digits: 
         place = {int(sample): row for row, sample in enumerate(run.ids)}
         worst, middle, best = (float(row[place[int(sample)]]) for sample in run.examples["ids"])
         assert worst == row.min() and best == row.max() and worst <= middle <= best, name
+
+
+def test_the_kinds_of_ars_have_one_name_each(audited: Audit, tmp_path: Path) -> None:
+    """In the table, in frames and on the page, as in the definitions."""
+    text = (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")
+    named = dict(re.findall(r"^\| (ARS [a-z ]+) \(`ars\.(\w+)`\)", text, re.M))
+    assert len(named) == 3
+    heads = [line[:16].strip() for line in str(audited).splitlines() if line.startswith("ARS ")]
+    assert sorted(heads) == sorted(named)
+    scores = scores_of(audited.protocols["corrected"])
+    assert {name: scores[name] for name in named} == {
+        n: audited.protocols["corrected"].ars[k] for n, k in named.items()
+    }
+    assert set(resistance_of(audited.to_dict()["protocols"]["corrected"])[0][1:3]) <= set(named)
+    page = (audited.save(tmp_path) / "page.html").read_text(encoding="utf-8")
+    assert set(re.findall(r'class="tile">(ARS [a-z ]+), ', page)) == set(named)
 
 
 def test_the_table_says_what_it_is_about(audited: Audit) -> None:

@@ -51,6 +51,17 @@ def test_compare_prints_links_and_other_tables(capsys: Any, monkeypatch: pytest.
     assert code == 0 and "ERS overstated by" in out and "7.0" in out
 
 
+def test_compare_adds_r1_at_each_eps_below_the_runs(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_curve(an_audit(Path("audits/c")), (50.0, 20.0))
+    _, out, _ = run(capsys, monkeypatch, "compare", "audits")
+    assert "R@1 at" not in out  # a single ε stands in the first table
+    a_curve(an_audit(Path("audits/c")), (50.0, 40.0, 20.0))
+    _, out, _ = run(capsys, monkeypatch, "compare", "audits")
+    assert "R@1 at 4/255" in out and "40.0 [39.0, 41.0]" in out
+    for more in (["--columns", "r1"], ["--format", "markdown"], ["--table", "columns"]):
+        assert "R@1 at" not in run(capsys, monkeypatch, "compare", "audits", *more)[1]
+
+
 def test_compare_into_a_page(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("one\n<!-- compare runs -->\n<!-- end -->\ntwo\n")

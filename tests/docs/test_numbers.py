@@ -252,3 +252,43 @@ def test_the_practice_audits_print_what_their_json_holds(model: str) -> None:
     assert [float(cell) for cell in lines[at].split()[1:]] == pytest.approx(curve["lines"]["R@1"], abs=0.051)
     ends = [float(end) for end in re.findall(r"[\d.]+", lines[at + 1])]
     assert ends == pytest.approx([end for span in curve["intervals"]["R@1"] for end in span], abs=0.051)
+
+
+LISTS = ROOT / "results" / "lists"
+
+
+def test_the_list_attack_prints_what_its_json_holds() -> None:
+    """The printed lines of the page, as `ListAttack` writes them; the command's settings are those of the JSON."""
+    found = json.loads((LISTS / "natural.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/guides/black-box.md").read_text(encoding="utf-8")
+    block = page[page.index("$ anchorhold attack-list runs/natural") :].split("```")[0]
+    command, printed = block.split("…\n", 1)
+    asked = {name: float(value) for name, value in re.findall(r"--?(k|queries|eps|limit) ([\d.]+)", command)}
+    assert asked == {name: found["settings"][name] for name in asked} and len(asked) == 4
+    lines = [f"{queries:>10,}{r1:>8.1f}" for queries, r1 in found["curve"]]
+    said = [
+        f"{found['images']} images, lists of {asked['k']:g}, goal {found['settings']['goal']}, ε {asked['eps']}",
+        f"{'queries':>10}{'R@1':>8}",
+        *lines,
+        f"{found['queries']:,} queries in all",
+    ]
+    shown = [line for line in printed.splitlines() if line != "…"]
+    assert shown == [line for line in said if line in shown] and {lines[0], lines[-1]} <= set(shown)
+
+
+@pytest.mark.parametrize("model", ["natural", "hm-lga", "robust"])
+def test_the_list_attacks_of_a_model_are_of_one_commit_and_model(model: str) -> None:
+    short, long = (json.loads((LISTS / f"{model}{end}.json").read_text(encoding="utf-8")) for end in ("", "-1000"))
+    assert short["model"] == long["model"] and short["data"] == long["data"]
+    assert short["commit"] == long["commit"] and "dirty" not in short["commit"]
+    alike = ("k", "eps", "norm", "goal", "seed")
+    assert [short["settings"][name] for name in alike] == [long["settings"][name] for name in alike]
+    assert [queries for queries, _ in long["curve"]] == [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
+    assert long["images"] == 200 and short["settings"]["limit"] == short["images"] == 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=called)
+def test_the_bar_of_a_format_is_escaped_in_a_table(page: Path) -> None:
+    r"""Elsewhere a cell would end at it, and the build would show the text of the role: write \| there."""
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert not [role for line in lines for role in re.findall(r"\{num\}`[^`]*`", line) if re.search(r"(?<!\\)\|", role)]

@@ -81,6 +81,16 @@ def test_the_first_page_of_the_reference_lists_every_public_name() -> None:
         assert all(f":: anchorhold.{name}\n" in shown for name in re.findall(r"`(\w+)`", cell)), page
 
 
+def test_what_the_example_of_extending_imports_is_in_the_reference() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    named = re.findall(r"^\.\. auto(?:function|class):: anchorhold\.[\w.]*?(\w+)$", text, re.M)
+    source = (ROOT / "examples" / "ideas.py").read_text(encoding="utf-8")
+    used = {
+        name for names in re.findall(r"^from anchorhold\.\S+ import (.+)$", source, re.M) for name in names.split(", ")
+    }
+    assert {"RecallGoal", "Step"} <= used <= set(named)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example(name: str) -> None:
     assert doctest.DocTestParser().get_examples(getattr(ah, name).__doc__)

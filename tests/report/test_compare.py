@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from anchorhold.config.build import to_dict
 from anchorhold.config.recipes import settings_from
 from anchorhold.errors import RunError, SettingsError
 from anchorhold.report.collect import Entry, collect
-from anchorhold.report.compare import runs_table
+from anchorhold.report.compare import epsilon_table, runs_table
+from anchorhold.report.compare_page import write_compare_page
 from anchorhold.report.entangled import entanglement
 from anchorhold.report.matrix import matrix
 from anchorhold.report.methods import method_of
@@ -134,6 +136,41 @@ def test_a_table_says_at_which_eps_and_over_how_many_queries_r1_strong_is(tmp_pa
     (note,) = (each for each in render(table.only(["r1_strong"])).splitlines() if each.startswith("R@1 strong:"))
     assert note == "R@1 strong: at 8/255 over 60 queries (a); at 0.06 over 1,200 queries (b)"
     assert "R@1 strong" not in "".join(noted(table.only(["r1"])))
+
+
+def test_r1_stands_at_every_eps_that_all_curves_share(tmp_path: Path) -> None:
+    a_curve(an_audit(a_run(tmp_path / "a"), queries=60), (50.0, 40.0, 30.0, 20.0, 10.0))  # 0, 2, 4, 6, 8 of 255
+    a_curve(an_audit(a_run(tmp_path / "b")), (55.0, 35.0, 15.0))  # 0, 4, 8
+    an_audit(a_run(tmp_path / "c"))  # without a curve
+    entries = collect([tmp_path]).entries
+    rows = list(csv.DictReader(io.StringIO(render(runs_table(entries), "csv"))))
+    keys = ["r1_at_0", "r1_at_4/255", "r1_at_8/255"]
+    assert [key for key in rows[0] if re.fullmatch(r"r1_at_[^_]+", key)] == keys
+    assert [[row[key] for key in keys] for row in rows] == [
+        ["50.0", "30.0", "10.0"],
+        ["55.0", "35.0", "15.0"],
+        [""] * 3,
+    ]
+    assert (rows[1]["r1_at_4/255_low"], rows[1]["r1_at_4/255_high"]) == ("34.0", "36.0")
+    assert "R@1 at" not in render(runs_table(entries))  # many columns, so they have a table of their own
+    head, _, *body = render(epsilon_table(entries)).splitlines()
+    assert re.split(r" {2,}", head)[2:] == ["R@1 clean", "R@1 at 4/255", "R@1 at 8/255"]
+    assert [line.split()[0] for line in body[:2]] == ["a", "b"] and "35.0 [34.0, 36.0]" in body[1]
+    page = write_compare_page(entries, tmp_path / "compare.html").read_text(encoding="utf-8")
+    assert ">R@1 at 4/255</th>" in page and re.search(r">35\.0\s*<span[^>]*>\[34\.0, 36\.0\]<", page)
+    with pytest.raises(RunError, match="no audit here has R@1 against ε"):
+        epsilon_table(collect([tmp_path / "c"]).entries)
+
+
+def test_curves_of_two_norms_share_no_eps(tmp_path: Path) -> None:
+    for name in ("linf", "l2"):
+        path = a_curve(an_audit(tmp_path / name, eps=0.2), (50.0, 40.0, 30.0), eps=0.2)
+        audit = json.loads((path / "audit.json").read_text())
+        audit["settings"]["norm"] = name
+        (path / "audit.json").write_text(json.dumps(audit))
+    found = {line["name"]: line for line in lines(runs_table(collect([tmp_path]).entries))}
+    assert plain(found["l2"]["r1_at_l2_0.2"]) == 30 and found["l2"]["r1_at_51/255"] is None
+    assert plain(found["linf"]["r1_at_51/255"]) == 30 and found["linf"]["r1_at_l2_0.2"] is None
 
 
 def test_an_eps_of_l2_says_so(tmp_path: Path) -> None:

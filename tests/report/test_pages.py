@@ -18,7 +18,7 @@ from anchorhold.attacks.menu import ATTACKS
 from anchorhold.columns import rises
 from anchorhold.errors import RunError
 from anchorhold.report import charts, gallery
-from anchorhold.report.audit_page import MEASURES, bars_of, command_of, verdict_of, write_audit_page
+from anchorhold.report.audit_page import MEASURES, UNCHECKED, bars_of, command_of, verdict_of, write_audit_page
 from anchorhold.report.charts import Axis, Mark, Point, Series, chart, ticks
 from anchorhold.report.collect import collect, flat_since, read_audit, read_run
 from anchorhold.report.compare_page import write_compare_page
@@ -72,6 +72,16 @@ def test_the_verdict_counts_what_the_strong_attack_leaves(left: float, level: st
     found = verdict_of(audit)
     assert found.level == level and f"{left:.1f} of 50.0" in found.text
     assert verdict_of({**audit, "curve": {**curve, "protocol": "corrected"}}).level == "good"
+
+
+def test_without_checks_nothing_holds() -> None:
+    """An audit of an older version does not say, and was checked."""
+    held, lost = ({"protocols": {"corrected": columns(LTM=(50, after))}, "flags": []} for after in (49, 1))
+    assert [verdict_of({**held, **more}).level for more in ({}, {"checked": True})] == ["good", "good"]
+    assert (
+        verdict_of({**held, "checked": False}).level == "fair" and verdict_of({**lost, "checked": False}).level == "bad"
+    )
+    assert all(UNCHECKED in verdict_of({**each, "checked": False}).text for each in (held, lost))
 
 
 def test_a_model_at_chance_does_not_fail_under_attack() -> None:

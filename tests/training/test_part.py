@@ -96,7 +96,6 @@ def dies(step: int, out: Path, data: Any, part: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_a_module_is_killed_and_ends_the_same(part: str, tall: Any, tmp_path: Path) -> None:
     whole = fit(tmp_path / "whole", tall, part)
-    # A process of its own: a fork of one in which other tests have computed may not compute any more.
     child = get_context("spawn").Process(target=dies, args=(7, tmp_path / "cut", tall, part))
     child.start()
     child.join()

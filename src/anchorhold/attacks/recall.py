@@ -26,6 +26,7 @@ __all__ = [
     "LearningToMisrank",
     "MarginAttack",
     "NearestAttack",
+    "RecallGoal",
     "attack_recall",
     "attacked_queries",
     "first_is_right",
@@ -58,6 +59,7 @@ class RecallGoal(Goal):
     def measure(
         self, scene: Scene, ids: Tensor, targets: Tensor | None, embeddings: Tensor, early: Tensor | None = None
     ) -> dict[str, Tensor]:
+        """R@1, under the name of the goal."""
         return {self.name: self.right(scene, ids, embeddings)}
 
 

@@ -1,6 +1,7 @@
 """The input of the flags: the attacked model, and the results of the audit."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ..columns import NOT_PERCENT, radius
 from ..console import duration
+from ..model.frozen import Embed
 from ..model.no_gradients import gives_gradients
 from ..perturb.settings import VALUES_ONLY, Threat
 from ..scores import Interval
@@ -58,9 +60,9 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
         took = duration(cost * sum(run.seconds for run in runs) / spent)
         subject.report.say(f"running sanity checks: up to {cost:,} image-steps, about {took}")
     subject.redraw("flags")
-    with subject.precision():
+    with subject.precision(), _counted(subject, cost if climbs else 0) as embed:
         probe = flags.Probe(
-            subject.embed,
+            embed,
             images,
             subject.scene,
             ids,
@@ -76,6 +78,26 @@ def flags_of(evidence: Evidence) -> list[flags.Flag]:
             draws=subject.draws,
         )
         return flags.examine(probe)
+
+
+@contextmanager
+def _counted(subject: Subject, cost: int) -> Iterator[Embed]:
+    """The model, with a progress bar of its gradient steps; `cost` is their largest number."""
+    if not cost:
+        yield subject.embed
+        return
+    done = 0
+    with subject.report.task("sanity checks", cost) as advance:
+
+        def embed(images: Tensor) -> Tensor:
+            nonlocal done
+            if images.requires_grad:
+                done = min(done + len(images), cost - 1)  # finished images skip steps, so only the end is the end
+                advance(done, "")
+            return subject.embed(images)
+
+        yield embed
+        advance(cost, "")
 
 
 def _rejected(audit: Audit, doubts: Mapping[str, Any]) -> float:

@@ -1,13 +1,13 @@
 """From rows of attack runs to the numbers of a protocol: columns, ERS and ARS, with intervals."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, SHARES, in_units
+from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, SHARES, as_text, in_units
 from ..errors import SettingsError
 from ..random import Key
 from ..scores import (
@@ -178,10 +178,10 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
         )
         for name, row in rows.items()
     }
-    told: tuple[str, ...] = ()
+    told = tuple(_raised(protocol, columns))
     if any(run.goals.get(protocol, {}).get("distance") is False for run in runs):
         why = "ES:D is measured before the last step here, and C&W, Square and NES keep their best iterate"
-        told = (f"no ES:D, ERS and ARS: {why}",)
+        told += (f"no ES:D, ERS and ARS: {why}",)
     if not set(ERS_COLUMNS) <= set(columns):
         return Outcome(columns, None, dict.fromkeys(("constants", "measured", "per_sample")), told)
     value = {name: columns[name].value for name in ERS_COLUMNS}
@@ -211,7 +211,16 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
     scored = attempt("ERS", empirical)
     resisted = {name: attempt("ARS", lambda: resistance(name == "measured")) for name in ("constants", "measured")}  # noqa: B023
     resisted["per_sample"] = _per_sample(protocol, single, drawn) if set(ARS_COLUMNS) <= set(single) else None
-    return Outcome(columns, scored, resisted, tuple(dict.fromkeys(notes)))
+    return Outcome(columns, scored, resisted, (*told, *dict.fromkeys(notes)))
+
+
+def _raised(protocol: str, columns: Mapping[str, ColumnValue]) -> Iterator[str]:
+    """A note for each attack after which more queries are right than before."""
+    for name in [name for name in SHARES if name in columns]:
+        value, initial = columns[name].value, columns[name].initial
+        if initial is not None and value > initial + 1e-6:  # less is rounding
+            told = f"{as_text(value, name)} after the attack, {as_text(initial, name)} before it on the same queries"
+            yield f"{protocol} {name}: {told}: it mends more answers than it spoils"
 
 
 def _single(

@@ -30,7 +30,8 @@ intervals over queries (null where there is none). It contains no paths, except 
     runs         [{label, attack, side, start_seed, goals, samples, image_steps (of square and nes: queries),
                  seconds}]: one run may serve two protocols; goals {protocol: the settings of the attack, and its
                  published defects}; side query or gallery; start_seed 0, 1 …
-    flags        [{name, message}]      notes    sentences      seconds, image_steps    of all runs
+    flags        [{name, message}]      checked    whether flags were looked for (absent from files of older versions)
+    notes        sentences              seconds, image_steps    of all runs; seconds also of the checks
     curve        R@1 against ε under the strong attack, unless left out: {about, eps [0, …], lines {R@1: [percent …]},
                  intervals {R@1: [[low, high] …]}, classes {worst (mean R@1 of the worst tenth of the classes at each
                  ε), counted, of; only with five queries of a class on average}, protocol, queries (number of
@@ -57,6 +58,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import safetensors.torch
@@ -66,6 +68,7 @@ from ..columns import as_text, length
 from ..display import frame_of
 from ..interface import worded
 from ..perturb.settings import VALUES_ONLY
+from ..report.audit_page import verdict_of, write_audit_page
 from ..report.curve import table_of_curve
 from ..runs.audits import attack_in_words
 from ..runs.schemas import AUDIT_SCHEMA
@@ -83,6 +86,7 @@ if TYPE_CHECKING:
 __all__ = ["AUDIT_SCHEMA", "Audit", "Flag"]
 
 HEAD = 16  # width of the first column of the table
+WIDTH = 96  # of the verdict's lines: near that of the table
 
 T = TypeVar("T")
 
@@ -113,7 +117,7 @@ class Audit:
         runs: the attack runs, with their results for each sample.
         flags: reasons not to trust the numbers; each has a `name` and a `message`.
         notes: what else you should know, as sentences.
-        seconds: the time it took.
+        seconds: the time it took, with the checks.
         image_steps: forward and backward passes of one image, over all runs.
         clean_rows: the clean metrics of each query.
         pictures: small images for the page.
@@ -122,6 +126,7 @@ class Audit:
         strong: of a strong audit: what each member of the ensemble leaves.
         receipts: of a strong audit: the perturbed images, for `anchorhold verify`.
         command: what you typed, by option; empty for an audit made in Python.
+        checked: whether flags were looked for: False after `examine=None`, where no flag means nothing.
     """
 
     settings: dict[str, Any]
@@ -142,6 +147,7 @@ class Audit:
     strong: Mapping[str, Any] | None = None
     receipts: "Receipts | None" = None
     command: Mapping[str, str] = field(default_factory=dict)  # what you typed, by option
+    checked: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """The content of audit.json; see the head of this module."""
@@ -171,6 +177,7 @@ class Audit:
                 "protocols": outcomes,
                 "runs": runs,
                 "flags": [{"name": flag.name, "message": flag.message} for flag in self.flags],
+                "checked": self.checked,
                 "notes": list(self.notes),
                 "seconds": round(self.seconds, 3),
                 "image_steps": self.image_steps,
@@ -181,8 +188,6 @@ class Audit:
 
     def save(self, folder: str | Path) -> Path:
         """Write audit.json, samples, examples and pictures, and page.html, which shows them; the folder is returned."""
-        from ..report.audit_page import write_audit_page
-
         folder = Path(folder)
         samples = {f"clean/{name}": row for name, row in self.clean_rows.items()}
         samples |= {f"curve/{name}": row for name, row in self.curve_rows.items()}
@@ -262,6 +267,8 @@ def _table(audit: Audit) -> str:
         *([f"attacked: {data['part']}"] if data.get("part") else []),
         f"{how}, seed {s['seed']}; {'mean ± std, ' if several else ''}[95 % intervals]",
         "",
+        *wrap(f"verdict: {verdict_of(audit.to_dict())}", WIDTH, break_on_hyphens=False),
+        "",
         "clean   " + "  ".join(f"{name} {as_text(column.value, name)}" for name, column in audit.clean.items()),
         "",
         *_headline(audit, queries),
@@ -271,13 +278,17 @@ def _table(audit: Audit) -> str:
     for name in names:
         cells = [_cell(outcome.columns.get(name), name) for outcome in audit.protocols.values()]
         lines.append(f"{name:{HEAD}}" + "".join(f"{cell:>{wide}}" for cell in cells))
-    if "TMA" in names:
-        cells = [f"{outcome.columns['TMA'].initial or 0.0:.3f}" for outcome in audit.protocols.values()]
-        lines.append(f"{'TMA clean':{HEAD}}" + "".join(f"{cell:>{wide}}" for cell in cells))
+    # All goals of R@1 share the value before the attack. It is of the attacked queries, and R@1 above of all.
+    recall = next((name for name in names if name in ("ES:R", *RECALL)), "")
+    for head, name in (("R@1 clean", recall), ("TMA clean", "TMA")):
+        if name in names:
+            before = [outcome.columns.get(name) for outcome in audit.protocols.values()]
+            cells = ["–" if each is None else as_text(each.initial, name) for each in before]
+            lines.append(f"{head:{HEAD}}" + "".join(f"{cell:>{wide}}" for cell in cells))
     if any(outcome.ers for outcome in audit.protocols.values()):
         kinds = {
             "ERS": [outcome.ers for outcome in audit.protocols.values()],
-            "ARS published": [outcome.ars["constants"] for outcome in audit.protocols.values()],
+            "ARS constants": [outcome.ars["constants"] for outcome in audit.protocols.values()],
             "ARS measured": [outcome.ars["measured"] for outcome in audit.protocols.values()],
             "ARS per sample": [outcome.ars.get("per_sample") for outcome in audit.protocols.values()],
         }

@@ -28,7 +28,7 @@ from ..interface import argument, option, recorded
 from ..model.frozen import frozen
 from ..model.no_gradients import gives_gradients
 from ..model.preprocessing import preprocessing_of
-from ..model.wrap import as_victim, fingerprint_of
+from ..model.wrap import as_victim, fingerprint_of, unnormalised
 from ..perturb.settings import VALUES_ONLY, Threat
 from ..report.pictures import SHOWN_CHANNELS
 from ..runs.locks import one_writer
@@ -171,9 +171,9 @@ def audit(
     victim = as_victim(model)
     part = part_of(data, (victim,), classes, preprocessing_of(victim).told(resize, crop).for_pictures)
     material = prepare(part.data, victim, where, report, resize, crop, on_bad_image, ranks)
-    remarks = (*part.notes, *how_attacked(victim, settings.method, settings.steps))
+    remarks = (*part.notes, *unnormalised(victim), *how_attacked(victim, settings.method, settings.steps))
     material = dataclasses.replace(material, part=part.recorded, remarks=remarks)
-    for note in (*material.notes, f"attacked: {part.said}"):
+    for note in (*material.notes, *unnormalised(victim), f"attacked: {part.said}"):
         report.say(note)
     samples = min(limit or len(material.labels), len(material.labels))
     usual = settings.budget.steps
@@ -277,14 +277,16 @@ def _audited(
         seconds=spent + time.monotonic() - begun,
         image_steps=steps,
         command=recorded(),
+        checked=examine is not None,
         clean_rows=clean_rows,
         pictures=pictures_of(subject.material, shown),
         **({} if strong is None else additions(strong, outcomes, facts, tasks(runs), model, data)),
     )
     if examine is not None:
+        begun = time.monotonic()
         with _resumable(out):
             flags = ranks.once(lambda: tuple(examine(Evidence(subject, found))))
-        found = dataclasses.replace(found, flags=flags)
+        found = dataclasses.replace(found, flags=flags, seconds=found.seconds + time.monotonic() - begun)
     if out is not None and ranks.first:
         found.save(out)
     ranks.wait()

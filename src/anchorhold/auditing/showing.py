@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ..columns import as_text, radius
 from ..console import shown
 from ..display import html_table
+from ..report.audit_page import verdict_of
 from ..report.curve import shown_lines, spans_of
 from .outcomes import ColumnValue, Outcome, Score
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "frame_rows", "html_of", "line_of", "number_in_words"]
 
 COLUMNS = ("kind", "protocol", "attack", "eps", "before", "after", "low", "high", "std", "unit")
-_SCORES = {"ARS published": "constants", "ARS measured": "measured", "ARS per sample": "per_sample"}
+_SCORES = {"ARS constants": "constants", "ARS measured": "measured", "ARS per sample": "per_sample"}
 _UNITS = {"TMA": "cosine", "ES:D": "distance"}
 
 
@@ -91,7 +92,11 @@ def html_of(audit: "Audit") -> str:
     asked, total = audit.data["attacked"][0], audit.data["images"][0]
     clean = ", ".join(f"{name} {as_text(column.value, name)}" for name, column in audit.clean.items())
     part = f"; attacked: {audit.data['part']}" if audit.data.get("part") else ""
-    notes = [*(f"flag {flag.name}: {flag.message}" for flag in audit.flags), *(f"note: {note}" for note in audit.notes)]
+    notes = [f"verdict: {verdict_of(audit.to_dict())}"]
+    notes += [
+        *(f"flag {flag.name}: {flag.message}" for flag in audit.flags),
+        *(f"note: {note}" for note in audit.notes),
+    ]
     return html_table(
         f"{audit.model['kind']} on {_where(audit)}",
         ["attack", "before", *(f"after ({name})" for name in protocols)],

@@ -77,7 +77,8 @@ def compare(
     table: Annotated[
         str,
         typer.Option(
-            help="runs, published or reproduced (beside the papers), columns (each attack), strong, entanglement"
+            help="runs, published or reproduced (beside the papers), columns (each attack), strong, "
+            "epsilon (R@1 at each ε), entanglement"
         ),
     ] = "runs",
     columns: Annotated[
@@ -90,7 +91,9 @@ def compare(
 ) -> None:
     """Compare runs and audits in a table: one line each, or a matrix of two settings."""
     from ..errors import check, nearest
+    from ..report.compare import epsilon_table
     from ..report.insert import TABLES, write_into
+    from ..report.recall_strong import at_each_eps
 
     check(table in TABLES, f"no table {table!r}; {nearest(table, TABLES)}")
     if into is not None:
@@ -124,6 +127,10 @@ def compare(
         shown = TABLES[table](entries)
     shown = shown.sorted_by(sort) if sort else shown
     _show(shown.only(chosen) if chosen else shown, format, out)
+    whole = table == "runs" and not (matrix or columns or format or out)
+    if whole and len(at_each_eps(entries)) > 2:  # else the table above has it all
+        print()
+        _show(epsilon_table(entries))
 
 
 @app.command(example="anchorhold plot runs --what curves --out curves.png")

@@ -39,12 +39,14 @@ class Inner:
 
     @property
     def ball(self) -> "Ball":
+        """Where a perturbed image may lie."""
         from ..perturb.ball import Ball  # here, so that settings load without torch
 
         return Ball(self.eps, self.norm)
 
     @property
     def budget(self) -> Budget:
+        """Steps, their length and their start."""
         return Budget(self.steps, self.alpha, start=self.start)
 
 

@@ -25,7 +25,7 @@ from .embedder import Embedder
 from .no_gradients import Function, check_function
 from .preprocessing import Preprocessing, preprocessing_of
 
-__all__ = ["Size", "Victim", "as_victim", "fingerprint_of", "hub_of", "wrap"]
+__all__ = ["Size", "Victim", "as_victim", "fingerprint_of", "hub_of", "unnormalised", "wrap"]
 
 Size = int | Sequence[int]
 
@@ -251,6 +251,22 @@ def as_victim(model: nn.Module) -> nn.Module:
         )
     ours = isinstance(model, Embedder) and model.mean.dtype in (torch.float32, torch.float64)
     return model if ours or isinstance(model, Victim) else wrap(model)
+
+
+def unnormalised(model: nn.Module) -> tuple[str, ...]:
+    """A remark where nothing here or inside says a mean and std; the module itself may still normalise.
+
+    >>> unnormalised(wrap(nn.Flatten()))
+    ('the model gets pixels from 0 to 1, without mean and std; give them if it expects normalised images',)
+    >>> unnormalised(wrap(nn.Flatten(), mean=[0.5], std=[0.5]))
+    ()
+    """
+    inside = model
+    while isinstance(inside, Victim) and inside.mean is None:
+        inside = inside.module
+    if isinstance(inside, Embedder | Victim):
+        return ()
+    return ("the model gets pixels from 0 to 1, without mean and std; give them if it expects normalised images",)
 
 
 def fingerprint_of(model: nn.Module) -> str:

@@ -25,6 +25,7 @@ __all__ = ["Bar", "Verdict", "bars_of", "command_of", "resistance_of", "verdict_
 MILD = ("near-chance", "few-samples", "small-gallery", "not-8-bit", "strong-below-standard")
 FIRM, SOME = 70.0, 40.0  # mean resistance in percent: at least FIRM holds, at least SOME gives way
 HALF = 50.0  # percent of the way to its goal; a model holds only if no attack gets farther
+UNCHECKED = "Nothing was checked for masked gradients: the attacks may have failed."
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Bar:
     @property
     def tip(self) -> str:
         span = "" if self.low is None or self.high is None else f" [{self._said(self.low)}, {self._said(self.high)}]"
-        way = "" if self.way is None else f" · {self.way:.0f} % of the way"
+        way = "" if self.way is None else f" · {self.way:z.0f} % of the way"
         clean = "" if self.clean is None else f"clean {self._said(self.clean)} · "
         goal = "no goal of its own" if self.measure.goal is None else f"goal {self.measure.goal:g}"
         return f"{self.name}: {clean}after {self._said(self.after)}{span} · {goal}{way}"
@@ -129,7 +130,7 @@ def resistance_of(outcome: Mapping[str, Any]) -> list[list[str]]:
 
     parts = [row(name, "terms", name) for name in dig(single, "terms") or ()]
     groups = [row(name, name) for name in ("ranking", "recall")]
-    return [["column", "ratio of means", "per sample", "left out"], *parts, *groups, row("ARS", "value")]
+    return [["column", "ARS measured", "ARS per sample", "left out"], *parts, *groups, row("ARS", "value")]
 
 
 # ---------------------------------------------------------------- the verdict
@@ -142,6 +143,9 @@ class Verdict:
     level: str
     title: str
     text: str
+
+    def __str__(self) -> str:
+        return f"{self.title}. {' '.join(self.text.split())}"
 
 
 def verdict_of(audit: Mapping[str, Any]) -> Verdict:
@@ -165,10 +169,14 @@ def verdict_of(audit: Mapping[str, Any]) -> Verdict:
         return Verdict("fair", "Nothing to attack", f"Without an attack it answers hardly better than chance. {said}")
     reached = [way for way, _ in ways.values() if way is not None]
     held = 100 - sum(reached) / len(reached) if reached else 100.0
-    mean = f"On average, attacks come {100 - held:.0f} % of the way to their goals." if reached else ""
-    text = " ".join(filter(None, (recall[0] if recall else "", mean, said)))
+    mean = f"On average, attacks come {100 - held:z.0f} % of the way to their goals." if reached else ""
+    # Older files do not say; the command line always checked.
+    unchecked = "" if audit.get("checked", True) else UNCHECKED
+    text = " ".join(filter(None, (unchecked, recall[0] if recall else "", mean, said)))
     held = min(held, recall[1]) if recall else held
     if held >= FIRM and max(reached, default=0.0) <= HALF:
+        if unchecked:
+            return Verdict("fair", "Holds, but unchecked", text)
         return Verdict("good", "Holds against these attacks", text)
     if held >= SOME:
         return Verdict("fair", "Gives way under attack", text)
@@ -269,7 +277,7 @@ def _named_attacks(audit: Mapping[str, Any]) -> Iterator[str]:
 def write_audit_page(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the page of the audit in `folder`, by default as page.html in it; returns its path."""
     folder = Path(folder)
-    audit = {"flags": [], "notes": [], "runs": [], **read_audit(folder)}
+    audit = {"flags": [], "checked": True, "notes": [], "runs": [], **read_audit(folder)}
     s = audit["settings"]
     name = _name(folder)
     images = gallery_of(folder, audit)

@@ -16,7 +16,7 @@ from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
 from .methods import method_of
-from .recall_strong import attacked, eps_of, members_of, norm_of, of_strong, queries_of
+from .recall_strong import AT, at_each_eps, attacked, curved, eps_of, members_of, norm_of, of_strong, queries_of
 from .tables import Cell, Column, ColumnNote, Estimate, Link, Mean, Note, Side, Table, plain, written
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "VALUES",
     "column_of",
     "counts",
+    "epsilon_table",
     "judged",
     "method_cell",
     "published_table",
@@ -209,7 +210,9 @@ def runs_table(entries: Sequence[Entry]) -> Table:
     """One line per run: method, scores, the paper's numbers, cost and status."""
     scores, cost = ([v for key, v in VALUES.items() if (key in _COST) == costs] for costs in (False, True))
     place = 1 + [value.column.key for value in scores].index("r1_strong")
-    values = (*_ABOUT, *scores[:place], *_STRONG, _MEMBERS, *scores[place:], *_PAPER, *cost, *_END)
+    # Of many ε only CSV and JSON have room here; `epsilon_table` shows them.
+    each_eps = [Value(replace(column, hidden=True), of) for column, of in at_each_eps(entries)]
+    values = (*_ABOUT, *scores[:place], *_STRONG, _MEMBERS, *each_eps, *scores[place:], *_PAPER, *cost, *_END)
     rows = tuple(tuple(value.of(entry) for value in values) for entry in entries)
     columns = tuple(_named_by(value.column, entries) for value in values)
     return Table(columns, rows, tuple(_notes(entries)))
@@ -223,6 +226,18 @@ def _named_by(column: Column, entries: Sequence[Entry]) -> Column:
         return replace(column, head=f"{column.head} at {norm}{written(next(iter(eps)), _STRONG[0].column)}")
     one = {"eps": len(eps) == len(norms) == 1, "norm": len(norms) == 1, "queries": len(queries) == 1}
     return replace(column, hidden=True) if one.get(column.key) else column
+
+
+def epsilon_table(entries: Sequence[Entry]) -> Table:
+    """R@1 under the strong attack at every ε that the curves of the audits share, the clean value first."""
+    audits = [(entry, audit) for entry in entries if (audit := curved(entry)) is not None]
+    if not audits:
+        asked = option("epsilons", Placeholder("…"), command="curve")
+        raise RunError(f"no audit here has R@1 against ε; audit with {asked}")
+    levels = at_each_eps(entries)
+    columns = (_ABOUT[0].column, _STRONG[2].column, *(column for column, _ in levels))
+    rows = [(_name(entry), queries_of(audit), *(of(entry) for _, of in levels)) for entry, audit in audits]
+    return Table(columns, tuple(rows), (units,))
 
 
 def published_table(entries: Sequence[Entry]) -> Table:
@@ -296,7 +311,8 @@ def units(sides: Sequence[Side]) -> str:
     >>> units([(Column("r1", "R@1"), [50.0]), (Column("ers_published", "ERS publ."), [Estimate(30.0, 29.0, 31.0)])])
     'R@1, ERS in %; [95 % intervals over queries]'
     """
-    inside = [(column, cells) for column, cells in sides if column.key in _PERCENT and any(map(counts, cells))]
+    percent = [(c, cells) for c, cells in sides if c.key in _PERCENT or c.key.startswith(AT)]
+    inside = [(column, cells) for column, cells in percent if any(map(counts, cells))]
     names = ", ".join(dict.fromkeys(column.head.split()[0] for column, _ in inside))
     spans = any(
         column.span and isinstance(cell, Estimate) and cell.low is not None

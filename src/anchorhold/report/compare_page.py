@@ -9,11 +9,12 @@ from ..reproduce.comparison import row_of
 from ..reproduce.rows import Row, published_on
 from .charts import Axis, Point, Series, chart, key
 from .collect import Entry, data_name
-from .compare import counts, runs_table, value_of
+from .compare import counts, epsilon_table, runs_table, value_of
 from .curve_chart import Drawn, drawn_together
 from .epsilon import curves_by_norm
 from .page import cut, fixed, write_page
-from .tables import Cell, Column, Estimate, notes_of, plain, used, written
+from .recall_strong import at_each_eps
+from .tables import Cell, Column, Estimate, Side, notes_of, plain, used, written
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -40,7 +41,8 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
     table = runs_table(entries)
     table = table.sorted_by(sort) if sort else table
     sides = used(table)
-    lines = [[_cell(cells[at], column) for column, cells in sides] for at in range(len(table.rows))]
+    lines = _lines(sides, len(table.rows))
+    levels = epsilon_table(entries) if at_each_eps(entries) else None
     words = [all(cell is None or isinstance(cell, str) for cell in cells) for _, cells in sides]
     published = published_on({data_name(entry) for entry in entries})
     return write_page(
@@ -52,9 +54,14 @@ def write_compare_page(entries: Sequence[Entry], out: str | Path, sort: str = ""
         notes=notes_of(table, sides),
         problems=problems,
         curves=_curves(entries),
+        levels=None if levels is None else ([c.head for c, _ in used(levels)], _lines(used(levels), len(levels.rows))),
         scatter=_scatter(entries, published),
         published=[(row, fixed(row.published["R@1"]), fixed(row.published["ERS"])) for row in published],
     )
+
+
+def _lines(sides: Sequence[Side], count: int) -> list[list[Shown]]:
+    return [[_cell(cells[at], column) for column, cells in sides] for at in range(count)]
 
 
 def _cell(cell: Cell, column: Column) -> Shown:

@@ -13,6 +13,7 @@ from .collect import Entry
 from .curve import spans_of
 from .figures import line_look, new_figure, plain_text, save_figure, writable
 from .marks import MARKERS, in_turn
+from .recall_strong import curved, norm_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,12 +39,8 @@ def curves_by_norm(entries: Sequence[Entry]) -> dict[str, list[tuple[str, Mappin
     """The curves under the strong attack by norm, with their names: an ε in Linf and one in L2 do not compare."""
     found: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for entry in entries:
-        for known in (entry.strongest, entry, entry.curved):
-            curve: Mapping[str, Any] = (dig(known.audit, "curve") if known is not None else None) or {}
-            if known is not None and dig(curve, "protocol") == "strong":
-                norm = str(dig(known.audit, "settings", "norm") or "linf")
-                found.setdefault(norm, []).append((entry.name, curve))
-                break
+        if (audit := curved(entry)) is not None:
+            found.setdefault(norm_of(audit), []).append((entry.name, audit["curve"]))
     return found
 
 

@@ -18,7 +18,7 @@ from ..errors import RunError, SettingsError, check, nearest
 from ..runs.files import regular
 from ..runs.writing import atomic
 from .collect import Entry, collect
-from .compare import published_table, reproduced_table, runs_table
+from .compare import epsilon_table, published_table, reproduced_table, runs_table
 from .entangled import entanglement
 from .protocols import columns_table, strong_table
 from .rendering import render
@@ -32,6 +32,7 @@ TABLES: dict[str, Callable[[Sequence[Entry]], Table]] = {
     "reproduced": reproduced_table,
     "columns": columns_table,
     "strong": strong_table,
+    "epsilon": epsilon_table,
     "entanglement": entanglement,
 }
 """Tables of runs by name."""

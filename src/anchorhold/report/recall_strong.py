@@ -1,15 +1,16 @@
 """R@1 under the strong attack, and what the audit that it is from says about it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..attacks.settings import ATTACK_NAMES
+from ..columns import length
 from ..runs.fields import dig, number
 from .collect import Entry
-from .curve import recall_left
-from .tables import Cell, Estimate, Radius
+from .curve import headline_of, recall_left
+from .tables import Cell, Column, Estimate, Radius
 
-__all__ = ["attacked", "eps_of", "members_of", "norm_of", "of_strong", "queries_of"]
+__all__ = ["AT", "at_each_eps", "attacked", "curved", "eps_of", "members_of", "norm_of", "of_strong", "queries_of"]
 
 
 def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
@@ -17,6 +18,42 @@ def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
     audits = (each.audit for each in (entry.strongest, entry, entry.curved) if each is not None and each.audit)
     known = ((recall_left(audit), audit) for audit in audits)
     return next(((Estimate(*found), audit) for found, audit in known if found is not None), None)
+
+
+AT = "r1_at_"  # the key of R@1 at an ε, before that ε
+
+
+def curved(entry: Entry) -> Mapping[str, Any] | None:
+    """The audit of an entry that has R@1 against ε under the strong attack."""
+    audits = (each.audit for each in (entry.strongest, entry, entry.curved) if each is not None and each.audit)
+    return next((audit for audit in audits if headline_of(audit)), None)
+
+
+def at_each_eps(entries: Sequence[Entry]) -> list[tuple[Column, Callable[[Entry], Cell]]]:
+    """A column of R@1 for each ε that all curves of a norm have, the clean value first."""
+    shared: dict[str, dict[str, float]] = {}
+    for audit in filter(None, map(curved, entries)):
+        norm = norm_of(audit)
+        own = {_named(eps, norm): eps for eps in sorted(headline_of(audit))}
+        known = shared.setdefault(norm, own)
+        shared[norm] = {name: eps for name, eps in known.items() if name in own}
+
+    def made(norm: str, name: str, eps: float) -> tuple[Column, Callable[[Entry], Cell]]:
+        def cell(entry: Entry) -> Cell:
+            audit = curved(entry) or {}
+            levels = {_named(each, norm): found for each, found in headline_of(audit).items()}
+            found = levels.get(name, {}) if norm_of(audit) == norm else {}
+            value = found.get("value")
+            return None if value is None else Estimate(value, found["low"], found["high"])
+
+        head = f"R@1 at {name.replace('l2_', 'L2 ')}" if eps else "R@1 clean"
+        return Column(AT + name, head), cell
+
+    return [made(norm, *level) for norm, levels in shared.items() for level in levels.items()]
+
+
+def _named(eps: float, norm: str) -> str:
+    return ("" if norm == "linf" else f"{norm}_") + (length(eps, norm) if eps else "0")
 
 
 def of_strong(of: Callable[[Mapping[str, Any]], Cell]) -> Callable[[Entry], Cell]:
