@@ -50,8 +50,8 @@ def curves(results: Path) -> Iterator[tuple[str, Curve]]:
     strong = sorted((results / "strong").glob("*.json"))
     for path in (*strong, *sorted(results.rglob("audit.json"))):
         audit = json.loads(path.read_text(encoding="utf-8"))
-        curve = audit.get("curve") or {}
-        if "R@1" not in curve.get("lines", {}):
+        curve = audit.get("curve") if audit.get("schema", "").startswith("anchorhold.audit/") else None
+        if not curve or "R@1" not in curve["lines"]:
             continue
         spans = curve.get("intervals", {}).get("R@1") or ()
         recall = tuple(curve["lines"]["R@1"])

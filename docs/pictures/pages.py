@@ -1,8 +1,8 @@
 """Screenshots of the HTML pages: python docs/pictures/pages.py AUDIT RUN COMPARE.html, with chromium in the path.
 
-AUDIT is the folder of an audit, RUN that of a run. The pictures here show the digits of docs/guides/comparing.md, each
-audit with `--limit 200`. pages.json beside them says of which commit, model and attacks they are, so that a test
-detects old ones.
+AUDIT is the folder of an audit, RUN that of a run after `anchorhold report RUN`. The pictures here show the digits of
+docs/guides/comparing.md, each audit with `--limit 200`. pages.json beside them says of which commit, model and attacks
+they are, so that a test detects old ones.
 """
 
 import hashlib
@@ -26,7 +26,9 @@ def shot(page: Path, top: int, bottom: int) -> Image.Image:
         size = f"--window-size={WIDTH},{bottom}"
         quiet = ("--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu")
         subprocess.run(
-            ["chromium", *quiet, size, f"--screenshot={file}", page.resolve().as_uri()], check=True, capture_output=True
+            ["chromium", *quiet, size, f"--screenshot={file}", page.resolve(strict=True).as_uri()],
+            check=True,
+            capture_output=True,
         )
         return Image.open(io.BytesIO(file.read_bytes())).convert("RGB").crop((0, top, WIDTH, bottom))
 
@@ -43,9 +45,9 @@ def main(audit: Path, run: Path, compare: Path) -> None:
     curve = found["curve"]
     files = {
         "audit-page.png": save(shot(audit / "page.html", 0, 1895), "audit-page.png"),
-        "audit-examples.png": save(shot(audit / "page.html", 2460, 3190), "audit-examples.png"),
+        "audit-examples.png": save(shot(audit / "page.html", 2500, 3230), "audit-examples.png"),
         "training-page.png": save(shot(run / "training.html", 0, 1645), "training-page.png"),
-        "compare-page.png": save(shot(compare, 0, 630), "compare-page.png"),
+        "compare-page.png": save(shot(compare, 0, 700), "compare-page.png"),
     }
     about = {
         "commit": found["commit"],
