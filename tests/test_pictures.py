@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -15,6 +16,7 @@ from PIL import Image
 from anchorhold.attacks.menu import goal_named
 from anchorhold.auditing.members import MEMBERS
 from anchorhold.report.epsilon import draw_curves, told
+from anchorhold.runs.schemas import AUDIT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "docs" / "pictures" / "curves.py"
@@ -32,7 +34,7 @@ def curves() -> ModuleType:
 
 def an_audit(place: Path, data: str, recall: list[float] | None) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
-    audit = {"data": {"query": {"name": f"{data}/test"}}}
+    audit: dict[str, Any] = {"schema": AUDIT_SCHEMA, "data": {"query": {"name": f"{data}/test"}}}
     if recall is not None:
         curve = {
             "eps": [0.0, 4 / 255, 8 / 255],
@@ -50,6 +52,7 @@ def test_every_audit_with_a_curve_is_drawn(curves: ModuleType, tmp_path: Path) -
     an_audit(tmp_path / "cub" / "hm" / "audit.json", "cub", [40, 20, 5])
     an_audit(tmp_path / "cub" / "own" / "strong" / "audit.json", "cub", [41, 21, 6])
     an_audit(tmp_path / "cub" / "none" / "audit.json", "cub", None)
+    (tmp_path / "strong" / "cost.json").write_text('{"schema": "anchorhold.strong-cost/1", "curve": [0.03, 0.06]}')
     found = {each.name: each for _, each in curves.curves(tmp_path)}
     assert set(found) == {"a", "hm", "own"} and found["own"].recall == (41, 21, 6)
     drawn = [found["hm"], found["own"]]

@@ -8,9 +8,9 @@ import pytest
 
 from anchorhold.errors import RunError
 from anchorhold.report.collect import Entry, collect
-from anchorhold.report.compare import value_of
 from anchorhold.report.compare_page import write_compare_page
 from anchorhold.report.tables import Estimate
+from anchorhold.report.values import value_of
 from tests.report.invented import a_run, an_audit, flat_rows
 
 

@@ -1,131 +1,29 @@
-"""Compare runs: one line per run.
+"""Compare runs: one line per run."""
 
-`VALUES` lists the values of a run. ERS comes in both protocols, and from a strong audit where there is one. ARS of the
-published protocol uses the published constants; ARS of the corrected protocol uses measured initial values.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
 
-from ..errors import RunError, check, nearest
+from ..errors import RunError
 from ..interface import Placeholder, option
 from ..reproduce.comparison import BAND, ars_of, departures, plain_start_of, published_gains, rerun_of, row_of, verdict
 from ..reproduce.rows import Row
 from ..runs.audits import attack_in_words
 from ..runs.fields import dig, number
 from .collect import Entry
-from .methods import method_of
 from .recall_strong import AT, at_each_eps, attacked, curved, eps_of, members_of, norm_of, of_strong, queries_of
-from .tables import Cell, Column, ColumnNote, Estimate, Link, Mean, Note, Side, Table, plain, written
+from .tables import Cell, Column, ColumnNote, Estimate, Link, Note, Side, Table, plain, written
+from .values import COLLAPSE, VALUES, Value, counts, judged, method_cell, new_value
 
 __all__ = [
-    "COLLAPSE",
-    "VALUES",
-    "column_of",
-    "counts",
     "epsilon_table",
-    "judged",
-    "method_cell",
     "published_table",
     "reproduced_table",
     "runs_table",
-    "score_in",
     "units",
-    "value_of",
 ]
 
-COLLAPSE = "collapse"
 _ROW = Placeholder("ROW")
-SAME = 0.05  # points that training's evaluation and an audit may differ by, since their batches round differently
 GAIN = "gain"  # verdict for rows from robust weights: a note compares the gain over plain weights
-SHORT = {"ers": "ers_published", "ars": "ars_published"}  # matrices are compared with the papers
-
-
-@dataclass(frozen=True)
-class Value:
-    """A value of a run, with its column."""
-
-    column: Column
-    of: Callable[[Entry], Cell]
-
-
-def _clean(name: str, logged: str) -> Callable[[Entry], Cell]:
-    """The last value of the training, with the audit's interval if both agree; else the audit's value."""
-
-    def of(entry: Entry) -> Cell:
-        known, seen = entry.last(logged), dig(entry.audit, "clean", name)
-        value = number(dig(seen, "value"))
-        if known is not None and (value is None or abs(known - value) > SAME):
-            return known
-        if value is None:
-            return None
-        return Estimate(value if known is None else known, number(dig(seen, "low")), number(dig(seen, "high")))
-
-    return of
-
-
-def score_in(audit: Mapping[str, Any] | None, protocol: str, score: str) -> Estimate | None:
-    """ers or ars of a protocol with its interval. ARS uses published constants if published, else measured values."""
-    place = [score] if score == "ers" else [score, "constants" if protocol == "published" else "measured"]
-    found = dig(audit, "protocols", protocol, *place)
-    value = number(dig(found, "value"))
-    return None if value is None else Estimate(value, number(dig(found, "low")), number(dig(found, "high")))
-
-
-def _score(protocol: str, score: str) -> Callable[[Entry], Cell]:
-    """A score of a run; of a collapsed model, the word, since its ERS means nothing."""
-
-    def of(entry: Entry) -> Cell:
-        audit = dict(entry.strongest.audit or {}) if protocol == "strong" and entry.strongest else entry.audit
-        # Few runs have a strong audit: without one the cell stays empty.
-        if entry.collapsed and (protocol != "strong" or entry.strongest):
-            return COLLAPSE
-        return score_in(audit, protocol, score)
-
-    return of
-
-
-def _left(entry: Entry) -> Cell:
-    found = attacked(entry)
-    return None if found is None else found[0]
-
-
-def _value(key: str, head: str, of: Callable[[Entry], Cell], digits: int = 1, **options: bool) -> Value:
-    return Value(Column(key, head, digits, **options), of)
-
-
-VALUES: dict[str, Value] = {
-    value.column.key: value
-    for value in (
-        _value("r1", "R@1", _clean("R@1", "r1")),
-        _value("r2", "R@2", _clean("R@2", "r2"), span=False, spare=True),
-        _value("map_r", "mAP@R", _clean("mAP@R", "map_r"), span=False, spare=True),
-        _value("r1_strong", "R@1 strong", _left),
-        _value("ers_published", "ERS publ.", _score("published", "ers")),
-        _value("ers_corrected", "ERS corr.", _score("corrected", "ers")),
-        _value("ers_strong", "ERS strong", _score("strong", "ers")),
-        _value("ars_published", "ARS publ.", _score("published", "ars"), span=False, spare=True),
-        _value("ars_corrected", "ARS corr.", _score("corrected", "ars"), span=False, spare=True),
-        _value(
-            "seconds",
-            "seconds",
-            lambda e: number(e.info.get("seconds")) or e.last("seconds"),
-            0,
-            thousands=True,
-            spare=True,
-        ),
-        _value(
-            "image_steps", "image-steps", lambda e: number(e.info.get("image_steps")), 0, thousands=True, spare=True
-        ),
-        _value("audit_seconds", "audit s", lambda e: number(dig(e.audit, "seconds")), 0, thousands=True, spare=True),
-    )
-}
-
-
-def method_cell(entry: Entry) -> Cell:
-    """The papers' name of its defence; None for an audit without a run."""
-    return method_of(dig(entry.info, "settings", "defence")) if entry.info else None
 
 
 def _name(entry: Entry) -> Cell:
@@ -176,32 +74,32 @@ def _data(entry: Entry) -> Cell:
 
 
 _ABOUT = (
-    _value("name", "run", _name),
-    _value("method", "method", method_cell),
-    _value("steps", "η", lambda e: number(e.setting("steps")), 0),
-    _value("data", "data", _data),
-    _value("epochs", "epochs", lambda e: e.epoch, 0, spare=True),
-    _value("batch", "batch", _batch, spare=True),
-    _value("seed", "seed", lambda e: number(e.setting("train.seed")), 0, spare=True),
+    new_value("name", "run", _name),
+    new_value("method", "method", method_cell),
+    new_value("steps", "η", lambda e: number(e.setting("steps")), 0),
+    new_value("data", "data", _data),
+    new_value("epochs", "epochs", lambda e: e.epoch, 0, spare=True),
+    new_value("batch", "batch", _batch, spare=True),
+    new_value("seed", "seed", lambda e: number(e.setting("train.seed")), 0, spare=True),
 )
 _PAPER = (
-    _value("paper_r1", "R@1 paper", _reported("R@1"), spare=True),
-    _value("paper_ers", "ERS paper", _reported("ERS"), spare=True),
-    _value("paper_ars", "ARS paper", _reported("ARS"), spare=True),
-    _value("rerun_r1", "R@1 rerun", _reported("R@1", rerun=True), spare=True),
-    _value("rerun_ers", "ERS rerun", _reported("ERS", rerun=True), spare=True),
-    _value("verdict", "paper's row", _verdict),
+    new_value("paper_r1", "R@1 paper", _reported("R@1"), spare=True),
+    new_value("paper_ers", "ERS paper", _reported("ERS"), spare=True),
+    new_value("paper_ars", "ARS paper", _reported("ARS"), spare=True),
+    new_value("rerun_r1", "R@1 rerun", _reported("R@1", rerun=True), spare=True),
+    new_value("rerun_ers", "ERS rerun", _reported("ERS", rerun=True), spare=True),
+    new_value("verdict", "paper's row", _verdict),
 )
 _END = (
-    _value("commit", "commit", lambda e: str(e.info.get("commit") or "") or None, spare=True),
-    _value("status", "status", lambda e: e.status),
+    new_value("commit", "commit", lambda e: str(e.info.get("commit") or "") or None, spare=True),
+    new_value("status", "status", lambda e: e.status),
 )
 _STRONG = (  # about R@1 strong, in this order after it
-    _value("eps", "ε strong", of_strong(eps_of), spare=True),
-    _value("norm", "norm strong", of_strong(norm_of), spare=True),
-    _value("queries", "queries strong", of_strong(queries_of), 0, thousands=True, spare=True),
+    new_value("eps", "ε strong", of_strong(eps_of), spare=True),
+    new_value("norm", "norm strong", of_strong(norm_of), spare=True),
+    new_value("queries", "queries strong", of_strong(queries_of), 0, thousands=True, spare=True),
 )
-_MEMBERS = _value("members", "members strong", of_strong(members_of), hidden=True)
+_MEMBERS = new_value("members", "members strong", of_strong(members_of), hidden=True)
 _COST = ("seconds", "image_steps", "audit_seconds")
 _PERCENT = {key for key in (*VALUES, *(value.column.key for value in _PAPER)) if key not in (*_COST, "verdict")}
 
@@ -380,11 +278,6 @@ def _gains(entry: Entry, row: Row, entries: Sequence[Entry]) -> str:
     return f". Gain in R@1 and ERS published: {'; '.join(told)}" if told else ""
 
 
-def counts(cell: Cell) -> TypeGuard[float | Estimate | Mean]:
-    """Whether a cell holds a number."""
-    return cell is not None and not isinstance(cell, str)
-
-
 def _points(gain: Iterable[float]) -> str:
     return " / ".join(f"{value:+.1f}" for value in gain)
 
@@ -392,25 +285,3 @@ def _points(gain: Iterable[float]) -> str:
 def _count(audit: Entry | None) -> str:
     counts = dig(audit.audit, "data", "attacked") if audit else None
     return f"{counts[0]:,}" if isinstance(counts, list) and counts and number(counts[0]) is not None else "?"
-
-
-def value_of(entry: Entry, key: str) -> Cell:
-    """A value by its key: one of `VALUES`, or the last of any column of metrics.jsonl."""
-    key = SHORT.get(key, key)
-    return VALUES[key].of(entry) if key in VALUES else entry.last(key)
-
-
-def column_of(entries: Sequence[Entry], key: str) -> Column:
-    """The column of a value; refuses one that no run has."""
-    key = SHORT.get(key, key)
-    if key in VALUES:
-        return VALUES[key].column
-    logged = {name for entry in entries for row in entry.rows for name in row}
-    known = {*VALUES, *SHORT, *logged}
-    check(key in logged, f"no run has a value {key!r}; {nearest(key, known)}")
-    return Column(key, key, 3)
-
-
-def judged(entry: Entry, value: str) -> Cell:
-    """A value for a comparison; COLLAPSE for a collapsed model."""
-    return COLLAPSE if entry.collapsed else value_of(entry, value)

@@ -9,12 +9,13 @@ from ..reproduce.comparison import row_of
 from ..reproduce.rows import Row, published_on
 from .charts import Axis, Point, Series, chart, key
 from .collect import Entry, data_name
-from .compare import counts, epsilon_table, runs_table, value_of
+from .compare import epsilon_table, runs_table
 from .curve_chart import Drawn, drawn_together
 from .epsilon import curves_by_norm
 from .page import cut, fixed, write_page
 from .recall_strong import at_each_eps
 from .tables import Cell, Column, Estimate, Side, notes_of, plain, used, written
+from .values import counts, value_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup

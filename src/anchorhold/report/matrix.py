@@ -7,10 +7,10 @@ from ..columns import length
 from ..errors import RunError, check, nearest
 from ..runs.fields import dig
 from .collect import Entry
-from .compare import COLLAPSE, column_of, judged
 from .methods import LETTERS
 from .shifts import DERIVED
 from .tables import Cell, Column, Mean, Table, plain
+from .values import COLLAPSE, column_of, judged
 
 __all__ = ["check_setting", "leaves", "matrix", "setting_order"]
 

@@ -11,12 +11,12 @@ from ..errors import RunError, check, nearest
 from ..interface import Placeholder, option, setting
 from ..runs.fields import number
 from .collect import Entry
-from .compare import COLLAPSE, column_of, judged, value_of
 from .figures import line_look, new_figure, plain_text, save_figure, writable
 from .marks import MARKERS, in_turn
 from .matrix import check_setting, setting_order
 from .shifts import PHASES
 from .tables import Estimate, called, plain
+from .values import COLLAPSE, column_of, judged, value_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

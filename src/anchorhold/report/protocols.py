@@ -11,8 +11,8 @@ from ..errors import RunError
 from ..interface import option, worded
 from ..runs.fields import dig, number
 from .collect import Entry
-from .compare import COLLAPSE, method_cell, score_in
 from .tables import Cell, Column, Estimate, Link, Side, Table
+from .values import COLLAPSE, method_cell, score_in
 
 __all__ = ["columns_table", "strong_table"]
 

@@ -16,11 +16,11 @@ from ..reproduce.rows import Row, published_on
 from ..runs.fields import dig, number
 from ..runs.folder import EXPORT
 from .collect import Entry, data_name
-from .compare import counts, judged
 from .figures import DPI, new_figure, plain_text, save_figure, writable
 from .initialisation import start_of
 from .marks import MARKERS, PALETTE, in_turn, overlap
 from .tables import Estimate, plain
+from .values import counts, judged
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
