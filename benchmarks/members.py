@@ -326,7 +326,8 @@ def main() -> None:
         for page in sorted(asked.into.glob("*.md")):
             page.write_text(written(page.read_text(encoding="utf-8"), rows), encoding="utf-8")
         return
-    about = {"schema": "anchorhold.members/1", **provenance(computer_of(torch.device("cpu"))), "seed": asked.seed}
+    about = {"schema": "anchorhold.members/1", **provenance(computer_of(torch.device("cpu")))}
+    about |= {"seed": asked.seed, "limit": asked.limit}
     made = Parts(asked.out, "settings", about)
     known = Parts.read(asked.out, "settings")
     for name, setting in settings(asked.threats):

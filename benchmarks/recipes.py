@@ -105,7 +105,7 @@ def table(found: Mapping[str, Any]) -> str:
     heads = ["trial", "changes", *(f"ε = {eps}" if eps != "0" else "clean" for eps in levels)]
     heads += [f"ε = {eps}, by seed" for eps in levels[-2:]]
     lines = [heads, ["---"] * len(heads)]
-    for name in sorted(trials, key=[*RECIPES, *TRIALS].index):
+    for name in sorted(trials, key=[*dict.fromkeys((*RECIPES, *TRIALS, *recipe_names()))].index):
         rows = trials[name]
         changes = ", ".join(f"`{key}={value}`" for key, value in rows[0]["changes"].items())
         base = f"`{rows[0]['recipe']}`" + (f", {changes}" if changes else "")
@@ -137,6 +137,7 @@ def main() -> None:
     torch.set_num_threads(1)
     epsilons = tuple(map(float, args.epsilons.split(",")))
     about = {"data": "digits", "held_out": args.held_out, "queries": args.queries, "epsilons": list(epsilons)}
+    about |= {"epochs": args.epochs}
     origin = provenance(computer_of(torch.device("cpu")))
     made = Parts(args.out, "trials", {"schema": "anchorhold.trials/1"} | origin | about)
     wanted = [one.strip() for one in args.only.split(";" if ";" in args.only else ",")]

@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--out", default="cost.json")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if not (asked.before or asked.one):
+        parser.error("name a working tree of the earlier commit: --before FOLDER")
     if asked.one:
         print(json.dumps(audited(asked.models, asked.one, asked.limit)))
         return

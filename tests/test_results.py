@@ -1025,7 +1025,7 @@ def test_what_the_strong_audit_costs_beside_the_first_ensemble() -> None:
                 cells.append(f"{means[0]:{form}} → {means[1]:{form}} {each['ratio'][cost]:.2f}")
         assert says(page, " | ".join(cells)), cells
     twice = told["hm-lga: neighbour"]["ratio"]
-    assert says(page, f"{twice['cpu']:.2f} in processor time, {twice['seconds']:.2f} in seconds")
+    assert says(page, f"{twice['cpu']:.3f} times the processor time, and {twice['seconds']:.2f} times the seconds")
     left = [told[f"{m}: neighbour"][when][0]["left"] for m in ("natural", "hm-lga") for when in ("after", "before")]
     assert says(page, " ".join(f"{share:.1f}" for share in left))
     others = [each["ratio"]["cpu"] for name, each in told.items() if name != "hm-lga: neighbour"]

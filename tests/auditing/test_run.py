@@ -316,22 +316,26 @@ def test_print_has_the_verdict_of_the_page(audited: Audit, tmp_path: Path) -> No
     assert f"verdict: {told}" in " ".join(str(audited).split()) and len(told) > 60
 
 
-def test_an_attack_that_mends_answers_is_noted() -> None:
-    """3 of 4 are right after it, and 2 before; GTM spoils one."""
-    rows = {"ES:R": ([0, 1, 1, 0], [1, 1, 1, 0]), "GTM": ([0, 1, 1, 0], [0, 0, 1, 0]), "TMA": ([0.1] * 4, [0.9] * 4)}
-    before, after = ({n: torch.tensor(pair[at], dtype=torch.float64) for n, pair in rows.items()} for at in (0, 1))
-    ids = torch.arange(4)
+@pytest.mark.parametrize(("mends", "spoils", "noted"), [(8, 1, True), (3, 0, False), (8, 3, False), (1, 8, False)])
+def test_an_attack_that_mends_answers_is_noted(mends: int, spoils: int, noted: bool) -> None:
+    """Its name, and both counts; a difference that chance makes is none. 116 queries: a whole and a short group."""
+    before = torch.zeros(116, dtype=torch.float64)
+    before[mends:] = 1
+    after = torch.ones_like(before)
+    after[len(after) - spoils :] = 0
+    first = {"ES:R": before, "TMA": torch.full_like(before, 0.1), "targeted": before}
+    last = {"ES:R": after, "TMA": torch.full_like(before, 0.9), "targeted": after}
+    ids = torch.arange(116)
     run = RunRows(
         *("ES", "ES", {"published": {}}, "query", ids, None, ids),
-        {"published": after},
-        {"published": before},
+        {"published": last},
+        {"published": first},
         {},
         1.0,
         1,
     )
     found = outcome_of("published", [run], Key.of(0), 9, True, 10)
-    (note,) = found.notes
-    assert note.startswith("published ES:R: 75.0 ") and " 50.0 " in note
+    assert [re.findall(r"ES:R|targeted|\d+", note) for note in found.notes] == ([["ES:R", "8", "1"]] if noted else [])
 
 
 def test_the_table_has_r1_of_the_attacked_queries(model: Embedder, digits: Split) -> None:

@@ -85,8 +85,7 @@ def test_the_page_has_the_command_as_it_was_typed(capsys: Any, monkeypatch: pyte
 
 
 def noted_in(out: str) -> list[str]:
-    """The notes of an audit, without those that a random model earns: an attack that mends answers."""
-    return [line for line in out.splitlines() if line.startswith("note:") and "on the same queries" not in line]
+    return [line for line in out.splitlines() if line.startswith("note:")]
 
 
 def test_held_out_classes_have_a_place_of_their_own(

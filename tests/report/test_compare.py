@@ -138,7 +138,7 @@ def test_a_table_says_at_which_eps_and_over_how_many_queries_r1_strong_is(tmp_pa
     assert "R@1 strong" not in "".join(noted(table.only(["r1"])))
 
 
-def test_r1_stands_at_every_eps_that_all_curves_share(tmp_path: Path) -> None:
+def test_r1_stands_at_every_eps_that_two_curves_share(tmp_path: Path) -> None:
     a_curve(an_audit(a_run(tmp_path / "a"), queries=60), (50.0, 40.0, 30.0, 20.0, 10.0))  # 0, 2, 4, 6, 8 of 255
     a_curve(an_audit(a_run(tmp_path / "b")), (55.0, 35.0, 15.0))  # 0, 4, 8
     an_audit(a_run(tmp_path / "c"))  # without a curve
@@ -162,6 +162,32 @@ def test_r1_stands_at_every_eps_that_all_curves_share(tmp_path: Path) -> None:
         epsilon_table(collect([tmp_path / "c"]).entries)
 
 
+def test_one_curve_with_other_eps_takes_none_from_the_others(tmp_path: Path) -> None:
+    a_curve(an_audit(a_run(tmp_path / "a")), (50.0, 40.0, 30.0, 20.0, 10.0))  # 0, 2, 4, 6, 8 of 255
+    a_curve(an_audit(a_run(tmp_path / "b")), (55.0, 35.0, 15.0))  # 0, 4, 8
+    a_curve(an_audit(a_run(tmp_path / "c")), (60.0, 45.0), eps=6 / 255)  # 0, 6
+    table = epsilon_table(collect([tmp_path]).entries)
+    rows = list(csv.DictReader(io.StringIO(render(table, "csv"))))
+    keys = ["r1_at_0", "r1_at_4/255", "r1_at_6/255", "r1_at_8/255"]
+    assert [[row[key] for key in keys] for row in rows] == [
+        ["50.0", "30.0", "20.0", "10.0"],
+        ["55.0", "35.0", "", "15.0"],
+        ["60.0", "", "45.0", ""],
+    ]
+
+
+def test_r1_at_each_eps_has_the_doubts_of_the_runs(tmp_path: Path) -> None:
+    """That ensembles or attacks differ."""
+    for name, steps in (("a", 8), ("b", 32)):
+        path = a_curve(an_audit(tmp_path / name), (50.0, 40.0, 30.0))
+        audit = json.loads((path / "audit.json").read_text())
+        audit["settings"]["steps"] = steps
+        audit["curve"]["attacks"] = {"R@1": [f"of-{name}"]}
+        (path / "audit.json").write_text(json.dumps(audit))
+    told = " ".join(str(note) for note in epsilon_table(collect([tmp_path]).entries).notes)
+    assert all(word in told for word in ("of-a", "of-b", "8 steps", "32 steps"))
+
+
 def test_curves_of_two_norms_share_no_eps(tmp_path: Path) -> None:
     for name in ("linf", "l2"):
         path = a_curve(an_audit(tmp_path / name, eps=0.2), (50.0, 40.0, 30.0), eps=0.2)
@@ -171,6 +197,7 @@ def test_curves_of_two_norms_share_no_eps(tmp_path: Path) -> None:
     found = {line["name"]: line for line in lines(runs_table(collect([tmp_path]).entries))}
     assert plain(found["l2"]["r1_at_l2_0.2"]) == 30 and found["l2"]["r1_at_51/255"] is None
     assert plain(found["linf"]["r1_at_51/255"]) == 30 and found["linf"]["r1_at_l2_0.2"] is None
+    assert plain(found["linf"]["r1_at_0"]) == plain(found["l2"]["r1_at_0"]) == 50
 
 
 def test_an_eps_of_l2_says_so(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From rows of attack runs to the numbers of a protocol: columns, ERS and ARS, with intervals."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, SHARES, as_text, in_units
+from ..columns import ARS_COLUMNS, ERS_COLUMNS, RANKING, SHARES, in_units
 from ..errors import SettingsError
 from ..random import Key
 from ..scores import (
@@ -178,7 +179,7 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
         )
         for name, row in rows.items()
     }
-    told = tuple(_raised(protocol, columns))
+    told = tuple(_mended(protocol, before, rows))
     if any(run.goals.get(protocol, {}).get("distance") is False for run in runs):
         why = "ES:D is measured before the last step here, and C&W, Square and NES keep their best iterate"
         told += (f"no ES:D, ERS and ARS: {why}",)
@@ -214,13 +215,12 @@ def outcome(protocol: str, runs: Sequence[RunRows], key: Key, resamples: int, to
     return Outcome(columns, scored, resisted, (*told, *dict.fromkeys(notes)))
 
 
-def _raised(protocol: str, columns: Mapping[str, ColumnValue]) -> Iterator[str]:
-    """A note for each attack after which more queries are right than before."""
-    for name in [name for name in SHARES if name in columns]:
-        value, initial = columns[name].value, columns[name].initial
-        if initial is not None and value > initial + 1e-6:  # less is rounding
-            told = f"{as_text(value, name)} after the attack, {as_text(initial, name)} before it on the same queries"
-            yield f"{protocol} {name}: {told}: it mends more answers than it spoils"
+def _mended(protocol: str, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Iterator[str]:
+    """A note for each attack that makes more wrong answers right than right ones wrong, by more than chance would."""
+    for name in [name for name in ("ES:R", "LTM", "GTM", "nearest", "margin") if name in after]:
+        mends, spoils = (int(changed.sum()) for changed in (after[name] > before[name], after[name] < before[name]))
+        if mends - spoils > 2 * math.sqrt(mends + spoils):  # two standard deviations of a fair coin
+            yield f"{protocol} {name}: the attack mends {mends:,} wrong answers and spoils {spoils:,} right ones"
 
 
 def _single(

@@ -93,7 +93,7 @@ def compare(
     from ..errors import check, nearest
     from ..report.compare import epsilon_table
     from ..report.insert import TABLES, write_into
-    from ..report.recall_strong import at_each_eps
+    from ..report.recall_strong import shared_eps
 
     check(table in TABLES, f"no table {table!r}; {nearest(table, TABLES)}")
     if into is not None:
@@ -128,7 +128,7 @@ def compare(
     shown = shown.sorted_by(sort) if sort else shown
     _show(shown.only(chosen) if chosen else shown, format, out)
     whole = table == "runs" and not (matrix or columns or format or out)
-    if whole and len(at_each_eps(entries)) > 2:  # else the table above has it all
+    if whole and any(len(known) > 1 for known in shared_eps(entries).values()):  # else the table above has it all
         print()
         _show(epsilon_table(entries))
 

@@ -127,7 +127,7 @@ def _named_by(column: Column, entries: Sequence[Entry]) -> Column:
 
 
 def epsilon_table(entries: Sequence[Entry]) -> Table:
-    """R@1 under the strong attack at every ε that the curves of the audits share, the clean value first."""
+    """R@1 under the strong attack at every ε that two curves share, the clean value first."""
     audits = [(entry, audit) for entry in entries if (audit := curved(entry)) is not None]
     if not audits:
         asked = option("epsilons", Placeholder("…"), command="curve")
@@ -135,7 +135,8 @@ def epsilon_table(entries: Sequence[Entry]) -> Table:
     levels = at_each_eps(entries)
     columns = (_ABOUT[0].column, _STRONG[2].column, *(column for column, _ in levels))
     rows = [(_name(entry), queries_of(audit), *(of(entry) for _, of in levels)) for entry, audit in audits]
-    return Table(columns, tuple(rows), (units,))
+    used = [entry for entry, _ in audits]
+    return Table(columns, tuple(rows), (units, *filter(None, (_on_members(used), _on_attacks(used)))))
 
 
 def published_table(entries: Sequence[Entry]) -> Table:
@@ -182,15 +183,19 @@ def _notes(entries: Sequence[Entry]) -> Iterator[Note]:
         yield units
         yield StrongNote(tuple((e.name, *(value.of(e) for value in _STRONG)) for e in entries if attacked(e)))
         yield ColumnNote("r1_strong", _on_members(entries))
-    attacks = {attack_in_words(dig(entry.audit or {}, "settings") or {}): entry.name for entry in reversed(audited)}
-    if len(attacks) > 1:
-        each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
-        yield f"the audits use different attacks, so their scores cannot be compared: {each}"
+    yield from filter(None, (_on_attacks(audited),))
     fewer = [entry for entry in entries if entry.strong]
     if fewer:
         counts = "; ".join(f"{e.name} {_count(e.strong)} (the others {_count(e)})" for e in fewer)
         yield ColumnNote("ers_strong", f"ERS strong is from a separate audit; number of queries: {counts}")
     yield from _notes_on_papers(entries)
+
+
+def _on_attacks(audited: Sequence[Entry]) -> str:
+    """That the attacks of these audits differ, if they do."""
+    attacks = {attack_in_words(dig(entry.audit or {}, "settings") or {}): entry.name for entry in reversed(audited)}
+    each = "; ".join(f"{attack} ({name})" for attack, name in sorted(attacks.items()))
+    return f"the audits use different attacks, so their scores cannot be compared: {each}" if len(attacks) > 1 else ""
 
 
 def _on_members(entries: Sequence[Entry]) -> str:

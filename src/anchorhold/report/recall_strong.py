@@ -10,7 +10,18 @@ from .collect import Entry
 from .curve import headline_of, recall_left
 from .tables import Cell, Column, Estimate, Radius
 
-__all__ = ["AT", "at_each_eps", "attacked", "curved", "eps_of", "members_of", "norm_of", "of_strong", "queries_of"]
+__all__ = [
+    "AT",
+    "at_each_eps",
+    "attacked",
+    "curved",
+    "eps_of",
+    "members_of",
+    "norm_of",
+    "of_strong",
+    "queries_of",
+    "shared_eps",
+]
 
 
 def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
@@ -29,31 +40,41 @@ def curved(entry: Entry) -> Mapping[str, Any] | None:
     return next((audit for audit in audits if headline_of(audit)), None)
 
 
-def at_each_eps(entries: Sequence[Entry]) -> list[tuple[Column, Callable[[Entry], Cell]]]:
-    """A column of R@1 for each ε that all curves of a norm have, the clean value first."""
-    shared: dict[str, dict[str, float]] = {}
+def shared_eps(entries: Sequence[Entry]) -> dict[str, dict[str, float]]:
+    """By norm, each ε but 0 that at least two curves have, with its name; those of a norm's only curve are all kept."""
+    found: dict[str, list[dict[str, float]]] = {}
     for audit in filter(None, map(curved, entries)):
-        norm = norm_of(audit)
-        own = {_named(eps, norm): eps for eps in sorted(headline_of(audit))}
-        known = shared.setdefault(norm, own)
-        shared[norm] = {name: eps for name, eps in known.items() if name in own}
+        found.setdefault(norm_of(audit), []).append(
+            {_named(eps, norm_of(audit)): eps for eps in headline_of(audit) if eps}
+        )
+    shared = {}
+    for norm, curves in found.items():
+        known = {name: eps for own in curves for name, eps in own.items()}
+        kept = [name for name in known if sum(name in own for own in curves) >= min(2, len(curves))]
+        shared[norm] = {name: known[name] for name in sorted(kept, key=lambda name: known[name])}
+    return shared
 
-    def made(norm: str, name: str, eps: float) -> tuple[Column, Callable[[Entry], Cell]]:
+
+def at_each_eps(entries: Sequence[Entry]) -> list[tuple[Column, Callable[[Entry], Cell]]]:
+    """A column of R@1 for the clean images of the curves, and for each of `shared_eps`."""
+
+    def made(norm: str, name: str) -> tuple[Column, Callable[[Entry], Cell]]:
         def cell(entry: Entry) -> Cell:
             audit = curved(entry) or {}
-            levels = {_named(each, norm): found for each, found in headline_of(audit).items()}
-            found = levels.get(name, {}) if norm_of(audit) == norm else {}
+            levels = {_named(eps, norm_of(audit)): found for eps, found in headline_of(audit).items()}
+            found = levels.get(name, {}) if norm in ("", norm_of(audit)) else {}
             value = found.get("value")
             return None if value is None else Estimate(value, found["low"], found["high"])
 
-        head = f"R@1 at {name.replace('l2_', 'L2 ')}" if eps else "R@1 clean"
-        return Column(AT + name, head), cell
+        return Column(AT + name, f"R@1 at {name.replace('l2_', 'L2 ')}" if norm else "R@1 clean"), cell
 
-    return [made(norm, *level) for norm, levels in shared.items() for level in levels.items()]
+    shared = shared_eps(entries)
+    levels = [(norm, name) for norm, names in shared.items() for name in names]
+    return [made("", "0"), *(made(*level) for level in levels)] if shared else []
 
 
 def _named(eps: float, norm: str) -> str:
-    return ("" if norm == "linf" else f"{norm}_") + (length(eps, norm) if eps else "0")
+    return ("" if norm == "linf" or not eps else f"{norm}_") + (length(eps, norm) if eps else "0")
 
 
 def of_strong(of: Callable[[Mapping[str, Any]], Cell]) -> Callable[[Entry], Cell]:

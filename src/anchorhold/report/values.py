@@ -83,6 +83,7 @@ def _left(entry: Entry) -> Cell:
 
 
 def new_value(key: str, head: str, of: Callable[[Entry], Cell], digits: int = 1, **options: bool) -> Value:
+    """A value with its column: key, head, digits and the options of `Column`."""
     return Value(Column(key, head, digits, **options), of)
 
 

@@ -119,7 +119,8 @@ class Defending(Regime):
     def begin(self, run: Run, at: Progress, ranks: Ranks, note: Callable[[str], None]) -> None:
         if at.step == 0:  # an older run that is resumed may have begun with another λ
             run.update_json(attention=attention_of(self.settings))
-        if begins_with_features(self.settings, self.model):
+        watched = dig(ranks.once(run.read_json), "start", "features_r1") is not None  # by the part before a resume
+        if watched or begins_with_features(self.settings, self.model):
             self._begin_features(run, at, ranks, note)
 
     def signs(self) -> dict[str, float]:
