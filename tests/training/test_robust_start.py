@@ -126,6 +126,26 @@ def test_proxies_that_lose_the_features_they_began_with_are_told_so(tmp_path: Pa
     assert not lines and "start" not in info and "features_r1" not in rows[-1]
 
 
+def test_features_stay_watched_in_a_run_that_goes_on_with_a_model_of_unknown_origin(
+    digits: ah.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = ah.fit(None, digits, "natural", tmp_path / "start", overrides={"train.epochs": 1}, device="cpu").path
+    settings = settings_from("robust", {**SHORT, "model.weights": str(source), "data.name": "digits"})
+    bare = replace(settings, model=replace(settings.model, weights=""))
+    known, calls = DEFENCES["proxy"], iter(range(99))
+
+    def dying(step: Any, settings: Any) -> Any:
+        if next(calls) == 5:  # in the second epoch
+            raise KeyboardInterrupt
+        yield from known(step, settings)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(DEFENCES, "proxy", dying)
+        ah.fit(build_model(settings, digits), digits, "robust", tmp_path / "run", overrides=SHORT, device="cpu")
+    run = ah.resume(tmp_path / "run", model=build_model(bare, digits), data=digits, device="cpu")
+    assert [row["features_r1"] > 0 for row in run.metrics()] == [True, True]
+
+
 def test_a_forecast_counts_the_passes_that_watch_the_features(tmp_path: Path) -> None:
     data = ah.dataset("digits")
     source = ah.fit(None, data, "natural", tmp_path / "start", overrides={"train.epochs": 1}, device="cpu").path
