@@ -45,7 +45,7 @@ def main(audit: Path, run: Path, compare: Path) -> None:
     curve = found["curve"]
     files = {
         "audit-page.png": save(shot(audit / "page.html", 0, 1895), "audit-page.png"),
-        "audit-examples.png": save(shot(audit / "page.html", 2500, 3230), "audit-examples.png"),
+        "audit-examples.png": save(shot(audit / "page.html", 2450, 3150), "audit-examples.png"),
         "training-page.png": save(shot(run / "training.html", 0, 1645), "training-page.png"),
         "compare-page.png": save(shot(compare, 0, 700), "compare-page.png"),
     }
