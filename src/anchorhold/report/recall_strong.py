@@ -32,6 +32,7 @@ def attacked(entry: Entry) -> tuple[Estimate, Mapping[str, Any]] | None:
 
 
 AT = "r1_at_"  # the key of R@1 at an ε, before that ε
+CLEAN = "0"
 
 
 def curved(entry: Entry) -> Mapping[str, Any] | None:
@@ -58,23 +59,23 @@ def shared_eps(entries: Sequence[Entry]) -> dict[str, dict[str, float]]:
 def at_each_eps(entries: Sequence[Entry]) -> list[tuple[Column, Callable[[Entry], Cell]]]:
     """A column of R@1 for the clean images of the curves, and for each of `shared_eps`."""
 
-    def made(norm: str, name: str) -> tuple[Column, Callable[[Entry], Cell]]:
+    def at(name: str) -> tuple[Column, Callable[[Entry], Cell]]:
         def cell(entry: Entry) -> Cell:
             audit = curved(entry) or {}
             levels = {_named(eps, norm_of(audit)): found for eps, found in headline_of(audit).items()}
-            found = levels.get(name, {}) if norm in ("", norm_of(audit)) else {}
+            found = levels.get(name, {})
             value = found.get("value")
             return None if value is None else Estimate(value, found["low"], found["high"])
 
-        return Column(AT + name, f"R@1 at {name.replace('l2_', 'L2 ')}" if norm else "R@1 clean"), cell
+        return Column(AT + name, f"R@1 at {name.replace('l2_', 'L2 ')}" if name != CLEAN else "R@1 clean"), cell
 
     shared = shared_eps(entries)
-    levels = [(norm, name) for norm, names in shared.items() for name in names]
-    return [made("", "0"), *(made(*level) for level in levels)] if shared else []
+    return [at(name) for name in (CLEAN, *(name for names in shared.values() for name in names))] if shared else []
 
 
 def _named(eps: float, norm: str) -> str:
-    return ("" if norm == "linf" or not eps else f"{norm}_") + (length(eps, norm) if eps else "0")
+    """An ε in a key: an L2 radius says so, and no ε is the same in every norm."""
+    return CLEAN if not eps else ("" if norm == "linf" else f"{norm}_") + length(eps, norm)
 
 
 def of_strong(of: Callable[[Mapping[str, Any]], Cell]) -> Callable[[Entry], Cell]:
