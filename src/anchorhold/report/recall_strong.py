@@ -74,7 +74,7 @@ def at_each_eps(entries: Sequence[Entry]) -> list[tuple[Column, Callable[[Entry]
 
 
 def _named(eps: float, norm: str) -> str:
-    """An ε in a key: an L2 radius says so, and no ε is the same in every norm."""
+    """An ε in a key: one in L2 says so. Zero is the same in every norm."""
     return CLEAN if not eps else ("" if norm == "linf" else f"{norm}_") + length(eps, norm)
 
 
