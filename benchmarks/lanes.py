@@ -10,8 +10,9 @@ What --keep packs makes the work folder again, on another machine too, so that j
 
     python benchmarks/lanes.py --join OUT --work runs/lanes
 
-Results and logs are always packed. A model is only packed by name, --kept catride/model.safetensors, as it was written:
-a file that is too large for an archive is cut into parts, and put together again by --join.
+Results and logs are always packed, and the finished attacks of an audit that was cut. A model is only packed by name,
+--kept catride/model.safetensors, as it was written: a file that is too large for an archive is cut into parts, and put
+together again by --join.
 
 A job in the file has a `name`, the estimated `seconds`, and one of `train`, `audit`, `algorithm1` (arguments of that
 command, without --out) or `python` (a script). In the arguments {name} is the folder of another job, which has to be
@@ -204,6 +205,11 @@ class Lanes:
                 os.killpg(process.pid, signal.SIGKILL)
             self._ended(name, cut=True)
 
+    def finished_attacks(self) -> list[str]:
+        """Where audits that were cut have the attacks that they finished, so that they resume on another machine."""
+        cut = [job.name for job in self.jobs if job.command == "audit" and self.status[job.name]["state"] == "cut"]
+        return [f"{name}/shards/*.safetensors" for name in cut]
+
     def _say(self, name: str, **news: Any) -> None:
         self.status[name] |= news
         told = " ".join(f"{key} {news[key]}" for key in ("state", "seconds", "exit", "said") if key in news)
@@ -299,7 +305,7 @@ def main() -> None:
     parser.add_argument(
         "--join", type=Path, metavar="OUT", help="make the work folder from what --keep packed, and end"
     )
-    parser.add_argument("--least", type=float, default=60, help="seconds left below which no long job is started")
+    parser.add_argument("--least", type=float, default=30, help="seconds left below which no long job is started")
     given = parser.parse_args()
     if given.join:
         join(given.join, given.work)
@@ -321,7 +327,7 @@ def main() -> None:
     finally:
         if given.keep:
             lanes.write(given.keep / "status.json")
-            keep(lanes.work, given.keep, [*KEPT, *given.kept])
+            keep(lanes.work, given.keep, [*KEPT, *lanes.finished_attacks(), *given.kept])
     for name, job in lanes.status.items():
         print(f"{job['state']:8} {job['seconds']:7.1f} s of {job['estimate']:.0f}  {name}")
 
