@@ -28,8 +28,9 @@ def by_hand(e: Tensor, query: int, kind: str, temperature: float) -> float:
     away = {item: math.dist(e.tolist(), SCENE.gallery[item].tolist()) for item in range(24)}
     largest = max(away.values())
     listed = list(away.values())
-    listed[query] = largest + 1e3 * torch.tensor(listed).std().item()  # its own image never counts
-    spread = torch.tensor(listed, dtype=torch.float64).std().item() * temperature
+    sigma = torch.tensor(listed, dtype=torch.float64).std().item()
+    listed[query] = largest + 1e3 * sigma  # its own image never counts
+    spread = temperature * sigma
     near = {k: min(listed[i] for i in range(24) if int(SCENE.gallery_labels[i]) == k) for k in (0, 3, 6, 9)}
     if kind == "ce":
         total = sum(math.exp(-(near[k] - near[label]) / spread) for k in near)

@@ -35,7 +35,7 @@ DIVERSE_STEPS = 2  # of the ball's full radius (Tashiro et al., NeurIPS 2020)
 
 FAR = 1e3  # in units of σ
 
-Value = Callable[[Scene, Tensor, Tensor, Tensor], Tensor]  # scene, d (N, G), labels (N,) and all classes to (N,)
+Value = Callable[[Scene, Tensor, Tensor, Tensor, Tensor], Tensor]  # scene, d (N, G), σ, labels (N,), all classes to (N,)
 
 
 def has_class_losses(goal: Goal) -> bool:
@@ -48,9 +48,9 @@ def has_class_losses(goal: Goal) -> bool:
 def cross_entropy(temperature: float) -> Climbed:
     """Cross-entropy over the nearest item of each class."""
 
-    def value(scene: Scene, d: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    def value(scene: Scene, d: Tensor, unit: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         near = _nearest_of_classes(scene, d, classes)
-        scores = -near / (temperature * spread(d))[:, None]
+        scores = -near / (temperature * unit)[:, None]
         return F.cross_entropy(scores, _places(labels, classes), reduction="none")
 
     return _climbed(value)
@@ -62,7 +62,7 @@ def dlr(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Object
     The ratio of two is ±1 wherever the query lies, so it has no gradient.
     """
 
-    def value(scene: Scene, d: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    def value(scene: Scene, d: Tensor, unit: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         near = _nearest_of_classes(scene, d, classes)
         own = _places(labels, classes)[:, None]
         others = near.scatter(1, own, torch.inf).amin(1)
@@ -78,9 +78,9 @@ def dlr(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Object
 def soft_margin(temperature: float) -> Climbed:
     """The margin with soft minima, which several near items share."""
 
-    def value(scene: Scene, d: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    def value(scene: Scene, d: Tensor, unit: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         match = labels[:, None] == scene.gallery_labels
-        scores = -d / (temperature * spread(d))[:, None]
+        scores = -d / (temperature * unit)[:, None]
         inside, outside = scores.masked_fill(~match, -torch.inf), scores.masked_fill(match, -torch.inf)
         return outside.logsumexp(1) - inside.logsumexp(1)
 
@@ -97,10 +97,12 @@ def _climbed(value: Value) -> Climbed:
 
         def of(e: Tensor, positions: Tensor) -> Tensor:
             d = distance_matrix(e[:, 0], scene.gallery)
-            # Far away rather than infinite: the gradient of an infinite score is not a number.
-            away = d.detach().amax(1, keepdim=True) + FAR * spread(d)[:, None]
+            unit = spread(d)
+            # The query's own image: far away rather than infinite, as the gradient of an infinite score is not a number.
+            # σ is taken before. With that item in it σ would grow with it, and blur every temperature.
+            away = d.detach().amax(1, keepdim=True) + FAR * unit[:, None]
             d = torch.where(own[positions, None] == items, away, d)
-            return value(scene, d, labels[positions], classes)
+            return value(scene, d, unit, labels[positions], classes)
 
         return Objective(of, goal.objective(scene, ids, targets).goal)
 
