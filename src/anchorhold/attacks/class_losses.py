@@ -35,7 +35,7 @@ DIVERSE_STEPS = 2  # of the ball's full radius (Tashiro et al., NeurIPS 2020)
 
 FAR = 1e3  # in units of σ
 
-Value = Callable[[Scene, Tensor, Tensor, Tensor, Tensor], Tensor]  # scene, d (N, G), σ, labels (N,), all classes to (N,)
+Value = Callable[[Scene, Tensor, Tensor, Tensor, Tensor], Tensor]  # scene, d (N, G), σ (N,), labels (N,), classes
 
 
 def has_class_losses(goal: Goal) -> bool:
@@ -98,8 +98,8 @@ def _climbed(value: Value) -> Climbed:
         def of(e: Tensor, positions: Tensor) -> Tensor:
             d = distance_matrix(e[:, 0], scene.gallery)
             unit = spread(d)
-            # The query's own image: far away rather than infinite, as the gradient of an infinite score is not a number.
-            # σ is taken before. With that item in it σ would grow with it, and blur every temperature.
+            # The query's own image: far away rather than infinite, since an infinite score has a gradient that is not a
+            # number. σ is taken before: that item would make it many times larger, and every temperature with it.
             away = d.detach().amax(1, keepdim=True) + FAR * unit[:, None]
             d = torch.where(own[positions, None] == items, away, d)
             return value(scene, d, unit, labels[positions], classes)
