@@ -996,6 +996,8 @@ def test_the_tables_of_the_members_are_those_of_their_json(monkeypatch: pytest.M
     prices = [f"{told[name]['image_steps'] / told[name]['needed']:,.0f}" for name in MEMBERS_OF_GRADIENTS]
     refine, at = told["refine"], "Over all 20 settings `refine` turns"
     assert says(page, f"{at} {refine['first']}, {refine['needed']}. {more['more']}, of which {more['more_needed']}.")
+    plain = made.instead([row for row in rows if not row["mask"]])
+    assert plain["refine"] == refine["first"] - 1 and says(page, f"six more starts find {plain['more']}. {prices[0]}")
     assert says(page, " and ".join(prices))
     hidden = made.tally([row for row in rows if row["mask"] in ("rounded", "quantised")])
     assert not hidden["refine"]["first"]
