@@ -10,7 +10,7 @@ What --keep packs makes the work folder again, on another machine too, so that j
 
     python benchmarks/lanes.py --join OUT --work runs/lanes
 
-Results and logs are always packed, and the finished attacks of an audit that was cut. A model is only packed by name,
+Results and logs are always packed, and the rows of audits that did not end. A model is only packed by name,
 --kept catride/model.safetensors, as it was written: a file that is too large for an archive is cut into parts, and put
 together again by --join.
 
@@ -205,10 +205,11 @@ class Lanes:
                 os.killpg(process.pid, signal.SIGKILL)
             self._ended(name, cut=True)
 
-    def finished_attacks(self) -> list[str]:
-        """Where audits that were cut have the attacks that they finished, so that they resume on another machine."""
-        cut = [job.name for job in self.jobs if job.command == "audit" and self.status[job.name]["state"] == "cut"]
-        return [f"{name}/shards/*.safetensors" for name in cut]
+    def unfinished_audits(self) -> list[str]:
+        """Where audits that did not end have their rows so far, so that they resume on another machine."""
+        ended = {**self.others, **self.status}
+        left = [name for name, job in ended.items() if job["command"].startswith("audit ") and job["state"] != "done"]
+        return [f"{name}/shards/*.safetensors" for name in left]
 
     def _say(self, name: str, **news: Any) -> None:
         self.status[name] |= news
@@ -327,7 +328,7 @@ def main() -> None:
     finally:
         if given.keep:
             lanes.write(given.keep / "status.json")
-            keep(lanes.work, given.keep, [*KEPT, *lanes.finished_attacks(), *given.kept])
+            keep(lanes.work, given.keep, [*KEPT, *lanes.unfinished_audits(), *given.kept])
     for name, job in lanes.status.items():
         print(f"{job['state']:8} {job['seconds']:7.1f} s of {job['estimate']:.0f}  {name}")
 

@@ -902,7 +902,8 @@ def test_the_page_on_scale_repeats_the_benchmark() -> None:
 
 
 def test_the_page_says_what_the_strong_audits_on_cub_found() -> None:
-    audits = {name: json.loads((CUB_STRONG / name / "audit.json").read_text()) for name in ("natural-112", "hm-lga-112")}
+    names = "natural-112", "hm-lga-112"
+    audits = {name: json.loads((CUB_STRONG / name / "audit.json").read_text()) for name in names}
     assert all("dirty" not in audit["commit"] and audit["data"]["attacked"][0] == 1000 for audit in audits.values())
     assert audits["natural-112"]["curve"]["attacks"]["R@1"] == ["ES", "LTM", "GTM", *members_of_the_ensemble()]
     found, page = audits["hm-lga-112"], (NOTES / "cub-attacks.md").read_text()
@@ -924,7 +925,7 @@ def test_the_page_says_what_the_strong_audits_on_cub_found() -> None:
     assert says(page, " ".join([*minutes, *(f"{audits[name]['image_steps'] / 1e6:.1f}" for name in audits)]))
     for name, audit in audits.items():
         told = (CUB_STRONG / name / "verified.txt").read_text()
-        assert audit["commit"] in told and "256 images of 8 goals verified" in told and "1,000 samples of cub/test" in told
+        assert audit["commit"] in told and "256 images of 8 goals verified" in told
 
 
 def test_the_example_of_a_curve_is_that_of_its_json() -> None:

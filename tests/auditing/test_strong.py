@@ -155,12 +155,13 @@ def test_a_stopped_audit_goes_on(strong: Audit, model: Embedder, digits: Split, 
         ah.audit(model, digits, strength="strong", epsilons=[5 / 255], out=place, **QUICK)
 
 
-def test_rows_of_another_layout_are_not_read(
-    model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["LAYOUT", "REVISION"])
+def test_rows_of_another_layout_or_of_older_members_are_not_read(
+    what: str, model: Embedder, digits: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {**QUICK, "attacks": ["GTM"], "limit": 4, "epsilons": [4 / 255], "out": tmp_path}
     with monkeypatch.context() as patch:
-        patch.setattr("anchorhold.auditing.ladder.LAYOUT", 1)
+        patch.setattr(f"anchorhold.auditing.ladder.{what}", 1)
         ah.audit(model, digits, **options)
     with pytest.raises(RunError, match="another attack"):
         ah.audit(model, digits, **options)

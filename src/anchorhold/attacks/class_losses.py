@@ -48,9 +48,9 @@ def has_class_losses(goal: Goal) -> bool:
 def cross_entropy(temperature: float) -> Climbed:
     """Cross-entropy over the nearest item of each class."""
 
-    def value(scene: Scene, d: Tensor, unit: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    def value(scene: Scene, d: Tensor, sigma: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         near = _nearest_of_classes(scene, d, classes)
-        scores = -near / (temperature * unit)[:, None]
+        scores = -near / (temperature * sigma)[:, None]
         return F.cross_entropy(scores, _places(labels, classes), reduction="none")
 
     return _climbed(value)
@@ -62,7 +62,7 @@ def dlr(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Object
     The ratio of two is ±1 wherever the query lies, so it has no gradient.
     """
 
-    def value(scene: Scene, d: Tensor, unit: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    def value(scene: Scene, d: Tensor, sigma: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         near = _nearest_of_classes(scene, d, classes)
         own = _places(labels, classes)[:, None]
         others = near.scatter(1, own, torch.inf).amin(1)
@@ -78,9 +78,9 @@ def dlr(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Object
 def soft_margin(temperature: float) -> Climbed:
     """The margin with soft minima, which several near items share."""
 
-    def value(scene: Scene, d: Tensor, unit: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    def value(scene: Scene, d: Tensor, sigma: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
         match = labels[:, None] == scene.gallery_labels
-        scores = -d / (temperature * unit)[:, None]
+        scores = -d / (temperature * sigma)[:, None]
         inside, outside = scores.masked_fill(~match, -torch.inf), scores.masked_fill(match, -torch.inf)
         return outside.logsumexp(1) - inside.logsumexp(1)
 
@@ -88,7 +88,7 @@ def soft_margin(temperature: float) -> Climbed:
 
 
 def _climbed(value: Value) -> Climbed:
-    """The objective with that value of the list without the query's own image; it ends as the goal's own does."""
+    """The objective with that value of the list, where the query's own image never counts; it ends as the goal does."""
 
     def climbed(goal: Goal, scene: Scene, ids: Tensor, targets: Tensor | None) -> Objective:
         labels = aimed(targets) if isinstance(goal, LabelAttack) else scene.labels[ids]
@@ -97,12 +97,12 @@ def _climbed(value: Value) -> Climbed:
 
         def of(e: Tensor, positions: Tensor) -> Tensor:
             d = distance_matrix(e[:, 0], scene.gallery)
-            unit = spread(d)
+            sigma = spread(d)
             # The query's own image: far away rather than infinite, since an infinite score has a gradient that is not a
             # number. σ is taken before: that item would make it many times larger, and every temperature with it.
-            away = d.detach().amax(1, keepdim=True) + FAR * unit[:, None]
+            away = d.detach().amax(1, keepdim=True) + FAR * sigma[:, None]
             d = torch.where(own[positions, None] == items, away, d)
-            return value(scene, d, unit, labels[positions], classes)
+            return value(scene, d, sigma, labels[positions], classes)
 
         return Objective(of, goal.objective(scene, ids, targets).goal)
 

@@ -14,7 +14,7 @@ from ..geometry import euclidean
 from ..model.frozen import Embed
 from ..perturb.ball import Ball
 from .ensemble import Contest, Surrogate, Task
-from .members import BLACK, SQUARE_QUERIES, WARM, Member
+from .members import BLACK, REVISION, SQUARE_QUERIES, WARM, Member
 from .plan import AuditSettings
 from .realisable import FILE_FORMS, JPEG_CHANNELS, levels_within
 from .shards import REJECTED
@@ -51,7 +51,8 @@ class Ensemble:
     def said(self) -> str:
         """What the rows of a batch depend on, as recorded in their shard."""
         other = "" if self.surrogate is None else self.surrogate.weights
-        return f"{LAYOUT} {[m.name for m in self.members]} {SQUARE_QUERIES} {list(self.ladder)} {other}"
+        names = [m.name for m in self.members]
+        return f"{LAYOUT}.{REVISION} {names} {SQUARE_QUERIES} {list(self.ladder)} {other}"
 
 
 def climb_ladder(contest: Contest, ensemble: Ensemble, settings: AuditSettings, kept: set[int]) -> dict[str, Tensor]:

@@ -44,9 +44,10 @@ from ..perturb.cw import CW_STEPS
 from ..perturb.methods import METHODS, Method, apgd
 from ..perturb.settings import Budget
 
-__all__ = ["BLACK", "MEMBERS", "SQUARE_QUERIES", "WARM", "Member", "most_steps"]
+__all__ = ["BLACK", "MEMBERS", "REVISION", "SQUARE_QUERIES", "WARM", "Member", "most_steps"]
 
 SQUARE_QUERIES = 1000
+REVISION = 2  # raise it when a member finds other images under its name: an audit then takes no older rows
 
 
 @dataclass(frozen=True)
