@@ -968,6 +968,22 @@ def test_no_peer_turns_many_of_the_queries_that_the_strong_audit_leaves() -> Non
 STRONG = ROOT / "results" / "strong"
 
 
+def test_the_page_says_what_peers_found_on_other_models() -> None:
+    before, after = (json.loads((STRONG / f"peers-others{when}.json").read_text()) for when in ("-before", ""))
+    assert all("dirty" not in found["commit"] and found["most"]["percent"] for found in (before, after))
+    rows = [row for rows in after["models"].values() for row in rows]
+    assert len(rows) == 6 and all(row["queries"] == 300 for row in rows)
+    assert max(len(peer["turned"]) for row in rows for peer in row["peers"].values()) == 1
+    first = {row["norm"]: row for row in before["models"]["robust5"]}
+    second = {row["norm"]: row for row in after["models"]["robust5"]}
+    turned = [len(peer["turned"]) for peer in first["l2"]["peers"].values() if peer["turned"]]
+    assert set(turned) == {1, 2} and not any(peer["turned"] for peer in first["linf"]["peers"].values())
+    left = [len(rows[norm]["strong"]["left"]) for norm in ("l2", "linf") for rows in (second, first)]
+    page = (NOTES / "strong.md").read_text()
+    assert len(turned) == 8 and says(page, f"of {first['l2']['right']} queries, at most {before['most']['percent']:.2f}")
+    assert says(page, f"leaves {left[0]} in L2, {left[1]}, {left[2]} {left[3]}, {after['most']['percent']:.2f} %")
+
+
 MEMBERS_OF_GRADIENTS = ("refine", "starts", "momentum", "adam")  # as the page names their prices
 
 
