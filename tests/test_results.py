@@ -980,7 +980,8 @@ def test_the_page_says_what_peers_found_on_other_models() -> None:
     assert set(turned) == {1, 2} and not any(peer["turned"] for peer in first["linf"]["peers"].values())
     left = [len(rows[norm]["strong"]["left"]) for norm in ("l2", "linf") for rows in (second, first)]
     page = (NOTES / "strong.md").read_text()
-    assert len(turned) == 8 and says(page, f"of {first['l2']['right']} queries, at most {before['most']['percent']:.2f}")
+    most = f"{before['most']['percent']:.2f}"
+    assert len(turned) == 8 and says(page, f"of {first['l2']['right']} queries, at most {most} %")
     assert says(page, f"leaves {left[0]} in L2, {left[1]}, {left[2]} {left[3]}, {after['most']['percent']:.2f} %")
 
 
