@@ -911,6 +911,9 @@ def test_the_page_says_what_the_strong_audits_on_cub_found() -> None:
         name: [f"{audit['protocols'][protocol]['ers']['value']:.1f}" for protocol in ("corrected", "strong")]
         for name, audit in audits.items()
     }
+    line = found["curve"]["lines"]["R@1"]
+    kept = [f"{100 * left / line[0]:.0f} % at {eps}/255" for eps, left in zip((1, 2, 4), line[1:])]
+    assert says(page, f"of its right answers {', '.join(kept)}, next to none at 8/255")
     recall = found["strong"]["after"]["recall"]
     standard = [f"{found['protocols']['corrected']['columns'][name]['value']:.1f}" for name in ("ES:R", "LTM", "GTM")]
     told = [*ers["hm-lga-112"], *standard, *(f"{recall[name]:.1f}" for name in ("standard", "starts", "refine"))]

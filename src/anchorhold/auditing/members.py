@@ -23,7 +23,8 @@ Why a wrong neighbour has members of its own: the nearest items change from step
 short climbs from places that differ find more than long ones, and a mean of gradients finds what signed steps miss.
 `refine` then climbs on from the best of them with small steps. `apgd`, `apgd-free` and `cw` are left out there: before
 `refine` was added each was the only one to beat at most 2 of some 350 queries, on masked models too
-(results/strong/members.json). What each finds today, and at which cost, is in results/notes/strong.md.
+(results/strong/members.json, from before σ of the class objectives was mended). What each finds today, and at which
+cost, is in results/notes/strong.md.
 
 A sample that withstands all costs at most 400 image-steps and 1,000 queries per goal beyond its standard runs, for a
 wrong neighbour 1,389, and 100 more with a second model. Over the eight goals behind ERS that is 4,500 steps and 8,000
